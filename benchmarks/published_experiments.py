@@ -34,6 +34,8 @@ USABLE_TAIL = 0.6
 """A tail below this trains nothing; the published comparison is at .75 to .82."""
 ENOUGH = 0.86
 """Published: a tail from here on trains like dense rollouts."""
+BINS = "mismatch/acceptance_q05/"
+"""Of the series of a run: the tail of each length bin."""
 LOST, DRIFTING = 0.775, 0.825
 """Published: a tail of .75 collapses, and one of .80 drifts. One below the first of these counts as .75, and one from there
 to the second as .80."""
@@ -128,12 +130,17 @@ def too_low_collapses(found: Results) -> Sequence[Part]:
 
 
 def held_tails(found: Mapping[str, Any], task: str) -> dict[float, float]:
-    """Of each target: the 5th percentile that its runs had in the lowest bin of each step, mean over steps and seeds."""
-    return {
-        line["target"]: line["worst_bin"]["mean"]
-        for line in found["lines"]
-        if line["task"] == task and line["target"] is not None and line["worst_bin"]
-    }
+    """Of each target: the 5th percentile that its runs had in the length bin where it is lowest; of each bin the mean over
+    steps and seeds. This is what `worst_bin_of` says of the study's rows."""
+    tails: dict[float, dict[str, list[float]]] = {}
+    for cell in found["cells"]:
+        if cell["config"]["task"] != task or cell["config"].get("target") is None:
+            continue
+        for name, values in cell["results"].get("steps", {}).items():
+            known = [value for value in values if value is not None]
+            if name.startswith(BINS) and known:
+                tails.setdefault(cell["config"]["target"], {}).setdefault(name, []).append(statistics.mean(known))
+    return {target: min(statistics.mean(of) for of in bins.values()) for target, bins in tails.items()}
 
 
 def _beyond_dense(task: str, of: Gains, target: float, tail: float, rule: Rule) -> Part:

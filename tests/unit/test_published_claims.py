@@ -182,11 +182,14 @@ def test_experiments_speak_for_the_claims_that_they_were_made_for(of: Benchmarks
     made = of.published_experiments
 
     def target(value: float | None, *gained: float) -> dict[str, Any]:
-        about = {"task": "remarks", "target": value, "worst_bin": {"mean": value or 0.98}}
-        return about | {"accuracy_change": {"seeds": list(gained)}}
+        return {"task": "remarks", "target": value, "accuracy_change": {"seeds": list(gained)}}
+
+    def tail(value: float) -> dict[str, Any]:
+        steps = {"mismatch/acceptance_q05/0-100": [value, None]}
+        return {"config": {"task": "remarks", "target": value}, "results": {"steps": steps}}
 
     rows = [target(None, 0.08, 0.1, 0.12), target(0.75, -0.1), target(0.86, 0.09, 0.11, 0.13)]
-    threshold = [{"cells": [], "lines": rows}]
+    threshold = [{"cells": [tail(0.75), tail(0.86)], "lines": rows}]
     (high,) = made.trains_like_dense(threshold)
     # Two rows of three seeds that lie .02 apart: a standard deviation of .02 with four degrees of freedom.
     half = 2.776445 * 0.02 * (2 / 3) ** 0.5

@@ -83,16 +83,21 @@ def lines(good: Table, bad: Table, *names: str, **more: Any) -> Figures:
 
 
 def held(good: Table, bad: Table) -> Figures:
-    """Lines of `threshold`, whose runs had the tails that they were to have."""
+    """Lines and cells of `threshold`, whose runs had the tails that they were to have."""
     plain = lines(good, bad, "target")
 
     def made(task: str, verdict: str, apart: float, count: int) -> Table:
         found = plain(task, verdict, apart, count)
-        for line in found["lines"]:
-            line["worst_bin"] = seeds(line["target"] or 0.98, 0.0, count)
-        return found
+        return found | {"cells": [with_tail(task, line["target"], line["target"] or 0.98) for line in found["lines"]]}
 
     return made
+
+
+def with_tail(task: str, target: float | None, tail: float | None) -> Table:
+    """A cell of `threshold`; the other bin's tail is higher, and its lowest step lower."""
+    series = {"a": [tail, tail], "b": [0.1, 2.0]}
+    steps = {f"mismatch/acceptance_q05/{name}": values for name, values in series.items()} if tail else {}
+    return {"config": {"task": task, "target": target}, "results": {"steps": steps}}
 
 
 def sparse_rl(good: Table, bad: Table, **more: Any) -> Figures:
@@ -331,10 +336,8 @@ def test_what_a_cut_run_did_not_come_to_keeps_a_claim_from_being_reproduced(
     claim = claims["0.80-drifts"]
     results = figures_of(claim, ("remarks", "reproduced"))
     results["lines"] = [line for line in results["lines"] if line["target"] != 0.8]
-    results |= {
-        "cells": [{"config": {"task": "remarks", "target": 0.75}, "results": {}}] * 2,
-        "missing": ["a", "b", "c"],
-    }
+    results["cells"] = [cell for cell in results["cells"] if cell["config"]["target"] != 0.8]
+    results["missing"] = ["a", "b", "c"]
     assert verdict_of(claim, folder, results) == "partly"
     assert claim.row()[3].endswith("remarks, .80: not run yet")
     assert claim.row()[5] == "`claims-threshold-h200` (2 of 5 cells)"
@@ -346,24 +349,21 @@ def test_what_a_cut_run_did_not_come_to_keeps_a_claim_from_being_reproduced(
 def test_a_schedule_is_judged_by_the_tail_that_its_runs_had(claims: dict[str, Any], folder: Path) -> None:
     high, low = claims["0.86-suffices"], claims["0.80-drifts"]
     results = figures_of(high, ("table-sums", "reproduced"), ("remarks", "refuted"))
-    results["cells"] = [{"config": {"task": "remarks", "target": 0.86}, "results": {}}]
-    of = results["lines"][-1]
+
+    def verdicts(tail: float | None) -> tuple[str, str]:
+        results["cells"][-1] = with_tail("remarks", 0.86, tail)
+        return verdict_of(high, folder, results), verdict_of(low, folder, results)
+
     # Between .825 and .86 a tail is neither that of .80 nor that of .86.
-    of["worst_bin"] = seeds(0.853, 0.0)
-    assert verdict_of(high, folder, results) == "partly"
+    assert verdicts(0.853) == ("partly", "not run yet")
     assert high.row()[3].endswith("remarks, .86 beyond dense: its runs had another tail")
-    assert low.verdict() == "not run yet"
-    of["worst_bin"] = seeds(0.79, 0.0)
-    assert verdict_of(low, folder, results) == "partly"
+    assert verdicts(0.79)[1] == "partly"
     assert "remarks, target .86 (worst bin .790), beyond dense: -0.2" in low.row()[3]
     for tail, drifts in ((0.775, True), (0.825, True), (0.826, False)):
-        of["worst_bin"] = seeds(tail, 0.0)
-        verdict_of(low, folder, results)
+        verdicts(tail)
         assert (f"(worst bin {tail}), beyond dense".replace(" 0.", " .") in low.row()[3]) is drifts
-    of["worst_bin"] = None
-    assert verdict_of(low, folder, results) == "not run yet"
-    of["worst_bin"] = seeds(0.774, 0.0)
-    assert verdict_of(low, folder, results) == "partly"
+    assert verdicts(None)[1] == "not run yet"
+    assert verdicts(0.774)[1] == "partly"
     assert "remarks, target .86 (worst bin .774), change: -0.1" in low.row()[3]
 
 
@@ -420,7 +420,7 @@ def result_of(name: str, cell: Cell) -> Table:
         return {f"{target:.2f}": {"table": None, "why": "made up"} for target in task.targets}
     if name == "threshold":
         tail, run = config["target"] or 0.98, trained(cell, config["target"] or 1.0)
-        return run | {"steps": run["steps"] | {"mismatch/acceptance_q05_worst_bin": [tail] * 6}}
+        return run | {"steps": run["steps"] | {"mismatch/acceptance_q05/0-100": [tail] * 6}}
     gained = level(cell) if "reading" in config else 0.5
     return trained(cell, gained) | ADDED.get(name, lambda task, cell: {})(task, cell)
 
