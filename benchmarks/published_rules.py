@@ -144,6 +144,6 @@ COMBINED = (
     "A claim of several parts is reproduced if all of them are, and partly if only some are. If none is, it is refuted "
     "where at least one part is, and undecided otherwise. A part without an interval, and one that a run that was cut did "
     "not come to, is undecided. By chance an interval lies wholly on the wrong side in up to one case of forty, so a claim "
-    "of eight parts that holds has a refuted part in up to a fifth of all cases: look how far its interval is from the "
+    "of eleven parts that holds has a refuted part in up to a quarter of all cases: look how far its interval is from the "
     "border."
 )
