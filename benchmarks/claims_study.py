@@ -9,7 +9,7 @@ from typing import Any
 from claim_words import Claims, Figures, bare, down, up
 from claims_speed import training_step
 from record_tables import RESULTS, results
-from render_study import CHECK_GRID, STUDIES, STUDY_CHECKS, TINY_CHECKS, VERIFIED, worst_bin
+from render_study import CHECK_GRID, STUDIES, STUDY_CHECKS, TINY_CHECKS, VERIFIED, row_worst_bin
 
 from sparroll import records
 from sparroll.rounding import rounded_down
@@ -216,7 +216,7 @@ def pilot_seconds() -> Figures:
 def targets() -> Figures:
     """What the schedules that miss their targets have in their worst bins."""
     return {
-        f"at_{target}_in_{steps}": bare(down(worst_bin(study(steps), f"calibrated-0.{target}") or 0.0, 3))
+        f"at_{target}_in_{steps}": bare(down(row_worst_bin(study(steps), f"calibrated-0.{target}") or 0.0, 3))
         for target in ("86", "92")
         for steps in STUDIES
     }

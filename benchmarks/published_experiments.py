@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 from published_claims import Part
-from published_figures import around, pooled
+from published_figures import around, pooled, worst_bin
 from published_rules import Estimate, Rule, above, as_good, at_most, below, inside, uncorrelated
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "recipes" / "claims"))
@@ -34,8 +34,6 @@ USABLE_TAIL = 0.6
 """A tail below this trains nothing; the published comparison is at .75 to .82."""
 ENOUGH = 0.86
 """Published: a tail from here on trains like dense rollouts."""
-BINS = "mismatch/acceptance_q05/"
-"""Of the series of a run: the tail of each length bin."""
 LOST, DRIFTING = 0.775, 0.825
 """Published: a tail of .75 collapses, and one of .80 drifts. One below the first of these counts as .75, and one from there
 to the second as .80."""
@@ -130,17 +128,12 @@ def too_low_collapses(found: Results) -> Sequence[Part]:
 
 
 def held_tails(found: Mapping[str, Any], task: str) -> dict[float, float]:
-    """Of each target: the 5th percentile that its runs had in the length bin where it is lowest; of each bin the mean over
-    steps and seeds. This is what `worst_bin_of` says of the study's rows."""
-    tails: dict[float, dict[str, list[float]]] = {}
+    """Of each target: the 5th percentile that its runs had in the length bin where it is lowest, as of the study's rows."""
+    runs: dict[float, list[Mapping[str, Any]]] = {}
     for cell in found["cells"]:
-        if cell["config"]["task"] != task or cell["config"].get("target") is None:
-            continue
-        for name, values in cell["results"].get("steps", {}).items():
-            known = [value for value in values if value is not None]
-            if name.startswith(BINS) and known:
-                tails.setdefault(cell["config"]["target"], {}).setdefault(name, []).append(statistics.mean(known))
-    return {target: min(statistics.mean(of) for of in bins.values()) for target, bins in tails.items()}
+        if cell["config"]["task"] == task and cell["config"].get("target") is not None:
+            runs.setdefault(cell["config"]["target"], []).append(cell["results"].get("steps", {}))
+    return {target: statistics.mean(tails) for target, of in runs.items() if (tails := worst_bin(of))}
 
 
 def _beyond_dense(task: str, of: Gains, target: float, tail: float, rule: Rule) -> Part:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from published_rules import Estimate
@@ -124,7 +124,16 @@ def shift(record: str, row: str, metric: str) -> Estimate:
 
 def worst_bin_of(record: str, row: str) -> list[float]:
     """Tail of the length bin in which the row's is lowest, of each run, over its steps."""
-    prefix = "mismatch/acceptance_q05/"
-    bins = sorted({name for run in runs_of(record, row) for name in run["series"] if name.startswith(prefix)})
-    tails = {name: over(record, row, name) for name in bins}
-    return tails[min(tails, key=lambda name: statistics.mean(tails[name]))]
+    return worst_bin([run["series"] for run in runs_of(record, row)])
+
+
+def worst_bin(series: Iterable[Mapping[str, Sequence[float | None]]]) -> list[float]:
+    """Tail of the length bin in which that of all runs is lowest, of each run that has it, over its steps; empty without a
+    bin. series: of each run, by metric."""
+    tails: dict[str, list[float]] = {}
+    for run in series:
+        for name, values in run.items():
+            known = [value for value in values if value is not None]
+            if name.startswith("mismatch/acceptance_q05/") and known:
+                tails.setdefault(name, []).append(statistics.mean(known))
+    return min(tails.values(), key=statistics.mean, default=[])

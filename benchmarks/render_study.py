@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from published_figures import worst_bin
 from record_tables import RESULTS, before_and_after, results, table
 from scipy import special
 
@@ -253,7 +254,7 @@ def study_targets() -> str:
     for name, made in studies[25]["calibration"].items():
         target = made["schedule"]["target"]["at_least"]
         replayed = min(step["measured"]["value"] for step in made["schedule"]["steps"] if step.get("measured"))
-        tails = [worst_bin(found, name) for found in studies.values()]
+        tails = [row_worst_bin(found, name) for found in studies.values()]
         tails += [checked[name]] if checked else []
         missed = any(tail is not None and tail < target for tail in tails)
         figures = ["" if tail is None else rounded_down(tail) for tail in (replayed, *tails)]
@@ -262,14 +263,10 @@ def study_targets() -> str:
     return table([*head, *(["sampled to verify it"] if checked else []), "held"], rows)
 
 
-def worst_bin(found: dict[str, Any], row: str) -> float | None:
+def row_worst_bin(found: dict[str, Any], row: str) -> float | None:
     """Tail of the length bin in which the row's is lowest, mean over its steps and seeds; None without a run."""
-    bins: dict[str, list[float]] = {}
-    for run in _whole_runs(found, row):
-        for name, series in run["series"].items():
-            if name.startswith("mismatch/acceptance_q05/"):
-                bins.setdefault(name, []).extend(value for value in series if value is not None)
-    return min((statistics.mean(values) for values in bins.values()), default=None)
+    tails = worst_bin(run["series"] for run in _whole_runs(found, row))
+    return statistics.mean(tails) if tails else None
 
 
 def _verified() -> dict[str, float]:
