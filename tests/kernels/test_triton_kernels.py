@@ -22,6 +22,7 @@ from paged_caches import (
     units_wanted,
 )
 from sparroll.attention.decode import paged
+from sparroll.attention.decode.layers_apart import layers_apart
 from sparroll.attention.decode.workspace import LayerPlans, StepWorkspace
 from sparroll.attention.selectors import PageMean, QuantizedMean, Selector
 from sparroll.errors import UserError
@@ -64,6 +65,39 @@ def test_index_rows_are_written_for_complete_units_only(unit: int, block_tokens:
     expected, index = both_indices(cache, slots[torch.randperm(len(slots), device=DEVICE)])
     torch.testing.assert_close(index, expected, equal_nan=True)
     assert int((~index[..., 0].isnan()).sum()) == 2 * sum(context // unit for context in contexts)
+
+
+@pytest.mark.parametrize("kind", [PageMean, QuantizedMean])
+def test_one_launch_writes_the_index_rows_of_all_layers(kind: type[Selector]) -> None:
+    caches = [paged_cache([16, 0, 111], selector=selector_of(16, kind)) for _ in range(5)]
+    for layer, cache in enumerate(caches):
+        cache.keys_PBHD.mul_(layer + 1).add_(layer)
+    rows = [torch.full_like(cache.index_PSHW, poison(cache.selector)) for cache in caches]
+    # Whichever comes first in memory, addresses lie before and behind that of the launch's first layer.
+    order = [1, 0, 2, 4]
+    apart_2L = layers_apart([(caches[layer].keys_PBHD, rows[layer]) for layer in order])
+    slots = caches[0].slots()
+    paged.update_index(caches[1].keys_PBHD, rows[1], slots, caches[1].selector, "triton", apart_2L)
+    for layer in order:
+        expected, _ = both_indices(caches[layer], slots)
+        torch.testing.assert_close(rows[layer], expected, equal_nan=True)
+    untouched = rows[3].isnan() if rows[3].is_floating_point() else rows[3] == 255
+    assert untouched.all()
+
+
+def test_layers_laid_out_otherwise_share_no_launch() -> None:
+    first = paged_cache([40])
+    wide = paged_cache([40], dim=64)
+    with pytest.raises(UserError, match="keys of 2 layers are laid out in 2 ways"):
+        layers_apart([(first.keys_PBHD, first.index_PSHW), (wide.keys_PBHD, first.index_PSHW)])
+    shifted = torch.empty(first.index_PSHW.numel() + 1, dtype=first.index_PSHW.dtype, device=DEVICE)[1:]
+    with pytest.raises(UserError, match="multiple of 16 bytes"):
+        layers_apart([(first.keys_PBHD, shifted.view(first.index_PSHW.shape)), (first.keys_PBHD, first.index_PSHW)])
+    with pytest.raises(UserError, match="no layer"):
+        layers_apart([])
+    apart_2L = layers_apart([(first.keys_PBHD, first.index_PSHW)])
+    with pytest.raises(UserError, match="one layer at a time"):
+        paged.update_index(first.keys_PBHD, first.index_PSHW, first.slots(), first.selector, "reference", apart_2L)
 
 
 @pytest.mark.parametrize("kind", [PageMean, QuantizedMean])

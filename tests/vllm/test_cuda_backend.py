@@ -17,6 +17,7 @@ from sparroll.attention.selectors import PageMean, QuantizedMean, Quest, Remaind
 from sparroll.engines.vllm import compat
 from sparroll.engines.vllm.attention.pages import HeadPages
 from sparroll.engines.vllm.attention.state import STATE, UNLIMITED
+from sparroll.errors import UserError
 from sparroll.schedule import Step
 from vllm_runs import needs_vllm
 
@@ -104,6 +105,30 @@ def test_index_rows_of_a_head_stand_together_however_vllm_orders_a_block(by_toke
     assert layer.kv_cache.all()
 
 
+def rows_of(rows: int, width: int, dtype: torch.dtype) -> SimpleNamespace:
+    """What a layer of rows holds."""
+    held = torch.zeros(P, rows, H, width, dtype=dtype)
+    return SimpleNamespace(kv_cache=held, rows_PSHW=held)
+
+
+def store_keys(layers: list[SimpleNamespace], slots: Tensor) -> None:
+    """What vLLM does in a step, layer by layer."""
+    held = {"0": object(), **{str(layer.impl.number): layer for layer in layers}}
+    config = SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context=held))
+    for layer in layers:
+        layer.impl._vllm_config = lambda: config
+        layer.impl.do_kv_cache_update(None, None, None, layer.kv_cache, slots)
+
+
+def layer_of(backend: Any, its: dict[str, Any], kv_cache: Tensor) -> SimpleNamespace:
+    """vLLM's attention layer around our implementation."""
+    impl = object.__new__(backend.SparseImpl)
+    for name, value in {**its, "num_heads": H * G, "num_kv_heads": H, "head_size": D, "scale": D**-0.5}.items():
+        setattr(impl, name, value)
+    STATE.index_read_share[impl.number] = 0.0
+    return SimpleNamespace(impl=impl, kv_cache=kv_cache)
+
+
 @needs_vllm
 @pytest.mark.skipif(
     torch.cuda.is_available(),
@@ -157,17 +182,16 @@ def test_a_decode_step_is_the_references(
         [UNLIMITED, schedule.of_layer(2).kv_budget_tokens(60), long[1], 0],
     ]
 
-    index = SimpleNamespace(rows_PSHW=torch.zeros(P, units_per_block, H, D, dtype=torch.bfloat16))
-    groups = None
+    index, groups = rows_of(units_per_block, D, torch.bfloat16), None
     if selector.remainder is not None:
-        rows = torch.zeros(P, block // selector.row_tokens, H, selector.group_width(D), dtype=torch.uint8)
-        groups = SimpleNamespace(rows_PSHW=rows)
-    impl = object.__new__(backend.SparseImpl)
-    its = {"number": 1, "index": index, "groups": groups, "num_heads": H * G, "num_kv_heads": H, "head_size": D}
-    for name, value in {**its, "scale": D**-0.5}.items():
-        setattr(impl, name, value)
+        groups = rows_of(block // selector.row_tokens, selector.group_width(D), torch.uint8)
+    impl = layer_of(backend, {"number": 1, "index": index, "groups": groups}, kv_cache)
+    # One launch of the last layer writes the index rows of all; layer 2 has other keys.
+    behind_index = rows_of(units_per_block, D, torch.bfloat16)
+    behind = layer_of(backend, {"number": 2, "index": behind_index, "groups": None}, -kv_cache)
     slots = torch.arange(P * block)
-    impl.do_kv_cache_update(None, None, None, kv_cache, slots)
+    store_keys([impl, behind], slots)
+    impl = impl.impl
     query, output = torch.randn(R, H * G, D), torch.full((R, H * G, D), float("nan"))
     impl.forward(None, query, None, None, kv_cache, metadata, output)
     # No other row is longer than its budget.
@@ -178,6 +202,7 @@ def test_a_decode_step_is_the_references(
     paged.update_index(keys_PBHD, expected_index, slots, selector)
     # The interpreter cuts bf16 off where the device rounds.
     torch.testing.assert_close(index.rows_PSHW, expected_index, atol=1e-3, rtol=2**-7)
+    torch.testing.assert_close(behind_index.rows_PSHW, -expected_index, atol=1e-3, rtol=2**-7)
     contexts, budgets = common.seq_lens, metadata.sparroll.kv_budget_tokens_LR[1]
     scores = torch.empty(R, H, M * units_per_block)
     unit_ids = torch.empty(R, H, M * units_per_block, dtype=torch.int32)
@@ -203,3 +228,40 @@ def test_a_decode_step_is_the_references(
     report = STATE.report()
     assert report.dense_request_steps == dense
     assert report.layers[1].sparse_steps == (0 if dense else 1)
+
+
+@needs_vllm
+@pytest.mark.skipif(torch.cuda.is_available(), reason="interprets kernels on CPU tensors")
+def test_the_index_follows_a_cache_that_moves_and_not_within_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    from vllm.v1.attention.backends import flash_attn
+
+    from sparroll.engines.vllm.attention import cuda_backend as backend
+
+    monkeypatch.setattr(flash_attn.FlashAttentionImpl, "do_kv_cache_update", lambda *a, **k: None)
+    STATE.configure(SCHEDULE, 3, "cpu")
+    work = backend.Workspace.allocate(R, H, G, D, M, torch.float32, SCHEDULE.selector, 3, torch.device("cpu"))
+    monkeypatch.setattr(backend, "_workspace", work)
+    kept, slots = cache("NHD", 16), torch.arange(P * 16)
+    layers = [
+        layer_of(backend, {"number": number, "index": rows_of(1, D, torch.bfloat16), "groups": None}, kept * number)
+        for number in (1, 2)
+    ]
+    monkeypatch.setattr(compat, "captures", lambda device: True)
+    with pytest.raises(UserError, match="captured before any step ran"):
+        store_keys(layers, slots)
+    monkeypatch.setattr(compat, "captures", lambda device: False)
+    store_keys(layers, slots)
+    monkeypatch.setattr(compat, "captures", lambda device: True)
+    store_keys(layers, slots)
+    # vLLM measures memory with a small cache, and allocates another behind it.
+    for layer in layers:
+        layer.kv_cache, layer.impl.index = layer.kv_cache * 2, rows_of(1, D, torch.bfloat16)
+    with pytest.raises(UserError, match="captured before any step ran"):
+        store_keys(layers, slots)
+    monkeypatch.setattr(compat, "captures", lambda device: False)
+    store_keys(layers, slots)
+    for layer in layers:
+        expected = torch.zeros_like(layer.impl.index.rows_PSHW)
+        paged.update_index(compat.keys_and_values(layer.kv_cache, D)[0], expected, slots, SCHEDULE.selector)
+        torch.testing.assert_close(layer.impl.index.rows_PSHW, expected, atol=1e-3, rtol=2**-7)

@@ -50,12 +50,21 @@ _SCORED_BY_TRITON = ["page_mean", "quantized_mean"]
 
 
 def update_index(
-    keys_PBHD: Tensor, index_PSHW: Tensor, slots_T: Tensor, selector: Selector, impl: str = "reference"
+    keys_PBHD: Tensor,
+    index_PSHW: Tensor,
+    slots_T: Tensor,
+    selector: Selector,
+    impl: str = "reference",
+    apart_2L: Tensor | None = None,
 ) -> None:
     """Write the index rows of the units that the new tokens completed, from the keys that already lie in the cache.
 
     slots_T int: block * B + offset of each new token, negative for padding. A unit's row is written when the token that
-    completes it (slot % unit == unit - 1) is among them.
+    completes it (slot % unit == unit - 1) is among them.  apart_2L: how far the caches of L layers lie from those that are
+    given (layers_apart.py); one launch then writes the rows of all of them. Only "triton" can.
+
+    A decode step may do so once, after the last layer's keys were stored: the units that its tokens complete are recent
+    ones, which every layer reads whatever their rows say.
     """
     blocks, block_tokens, heads, dim = keys_PBHD.shape
     units_per_block = _units_per_block(block_tokens, selector)
@@ -66,7 +75,14 @@ def update_index(
     _index_dtype(index_PSHW, selector)
     _contiguous_rows(keys_PBHD=keys_PBHD, index_PSHW=index_PSHW)
     _scored(selector, impl)
-    _operation(impl, "update_index", keys_PBHD)(keys_PBHD, index_PSHW, slots_T, selector)
+    if apart_2L is not None:
+        if impl != "triton":
+            raise UserError(
+                f'impl="{impl}" updates the index of one layer at a time', 'leave out apart_2L, or use "triton"'
+            )
+        _shapes(apart_2L=(apart_2L, (2, apart_2L.shape[-1])))
+        _dtype("apart_2L", apart_2L, torch.int64)
+    _operation(impl, "update_index", keys_PBHD)(keys_PBHD, index_PSHW, slots_T, selector, apart_2L)
 
 
 def update_groups(

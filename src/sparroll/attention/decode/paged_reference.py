@@ -17,8 +17,11 @@ from sparroll.attention.decode.reference import NOT_CHOSEN, best_first
 from sparroll.attention.selectors.base import Selector
 
 
-def update_index(keys_PBHD: Tensor, index_PSHW: Tensor, slots_T: Tensor, selector: Selector) -> None:
+def update_index(
+    keys_PBHD: Tensor, index_PSHW: Tensor, slots_T: Tensor, selector: Selector, apart_2L: Tensor | None = None
+) -> None:
     """See paged.update_index."""
+    assert apart_2L is None, "the reference does not follow addresses"
     unit, block_tokens = selector.unit_tokens, keys_PBHD.shape[1]
     last_X = slots_T[(slots_T >= 0) & (slots_T % unit == unit - 1)].long()
     if not len(last_X):

@@ -1,5 +1,5 @@
-"""Writes the index rows of the units that new tokens complete. A program looks at a few tokens of one head; most
-programs find no completed unit and end at once."""
+"""Writes the index rows of the units that new tokens complete, of one layer or of several in one launch. A program looks
+at a few tokens of one head of one layer; most programs find no completed unit and end at once."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sparroll.attention import row_bytes
+from sparroll.attention.decode.layers_apart import ALIGNED_BYTES
 from sparroll.attention.decode.triton_launch import after_previous, overlapping
 from sparroll.attention.selectors import quantized_mean
 from sparroll.attention.selectors.base import Selector
@@ -23,20 +24,23 @@ MOST_PROGRAMS = 1024
 programs."""
 
 
-def update_index(keys_PBHD: Tensor, index_PSHW: Tensor, slots_T: Tensor, selector: Selector) -> None:
+def update_index(
+    keys_PBHD: Tensor, index_PSHW: Tensor, slots_T: Tensor, selector: Selector, apart_2L: Tensor | None
+) -> None:
     """See paged.update_index."""
     _, block_tokens, heads, dim = keys_PBHD.shape
     if slots_T.numel() == 0:
         return
     tokens = slots_T.numel()
     tokens_each = triton.cdiv(tokens, MOST_PROGRAMS)
-    grid = (triton.cdiv(tokens, tokens_each), heads)
-    launch = {"num_warps": 2, **overlapping(keys_PBHD)}
+    grid = (triton.cdiv(tokens, tokens_each), heads, 1 if apart_2L is None else apart_2L.shape[1])
+    launch = {"ALIGNED_BYTES": ALIGNED_BYTES, "num_warps": 2, **overlapping(keys_PBHD)}
     if not isinstance(selector, QuantizedMean):
         _page_mean[grid](
             keys_PBHD,
             index_PSHW,
             slots_T,
+            apart_2L,
             *keys_PBHD.stride()[:3],
             *index_PSHW.stride()[:3],
             slots_T.stride(0),
@@ -54,6 +58,7 @@ def update_index(keys_PBHD: Tensor, index_PSHW: Tensor, slots_T: Tensor, selecto
         keys_PBHD,
         words,
         slots_T,
+        apart_2L,
         *keys_PBHD.stride()[:3],
         *words.stride()[:3],
         slots_T.stride(0),
@@ -110,12 +115,27 @@ def completed(slot_at, BLOCK_TOKENS: tl.constexpr, UNIT: tl.constexpr):
     return (slot >= 0) & (slot % UNIT == UNIT - 1), slot // BLOCK_TOKENS, (slot % BLOCK_TOKENS).to(tl.int32)
 
 
+@triton.jit
+@no_type_check
+def of_layer(keys, index, apart, ALIGNED_BYTES: tl.constexpr):
+    """Where the keys and the index of this program's layer lie."""
+    if apart is not None:
+        layer, layers = tl.program_id(2), tl.num_programs(2)
+        KEY_BYTES: tl.constexpr = keys.dtype.element_ty.primitive_bitwidth // 8
+        INDEX_BYTES: tl.constexpr = index.dtype.element_ty.primitive_bitwidth // 8
+        # The compiler does not know that these are multiples, and would load single numbers.
+        keys += tl.multiple_of(tl.load(apart + layer) // KEY_BYTES, ALIGNED_BYTES // KEY_BYTES)
+        index += tl.multiple_of(tl.load(apart + layers + layer) // INDEX_BYTES, ALIGNED_BYTES // INDEX_BYTES)
+    return keys, index
+
+
 @triton.jit(do_not_specialize=["tokens", "tokens_each"])
 @no_type_check
 def _page_mean(
     keys,
     index,
     slots,
+    apart,
     keys_per_block,
     keys_per_token,
     keys_per_head,
@@ -129,6 +149,7 @@ def _page_mean(
     UNIT: tl.constexpr,
     D: tl.constexpr,
     LANES_D: tl.constexpr,
+    ALIGNED_BYTES: tl.constexpr,
     launch_pdl: tl.constexpr = False,
 ):
     after_previous(launch_pdl)
@@ -137,10 +158,11 @@ def _page_mean(
     for place in range(first, tl.minimum(first + tokens_each, tokens)):
         completes, block, last = completed(slots + place * slots_apart, BLOCK_TOKENS, UNIT)
         if completes:
+            layer_keys, layer_index = of_layer(keys, index, apart, ALIGNED_BYTES)
             channel = tl.arange(0, LANES_D)
             token = last - (UNIT - 1) + tl.arange(0, UNIT)
             unit_keys = tl.load(
-                keys
+                layer_keys
                 + block * keys_per_block
                 + head * keys_per_head
                 + token[:, None] * keys_per_token
@@ -149,7 +171,7 @@ def _page_mean(
                 other=0.0,
             )
             mean = tl.sum(unit_keys.to(tl.float32), axis=0) / UNIT
-            row = index + block * index_per_block + (last // UNIT) * index_per_unit + head * index_per_head
+            row = layer_index + block * index_per_block + (last // UNIT) * index_per_unit + head * index_per_head
             tl.store(row + channel, mean.to(index.dtype.element_ty), mask=channel < D)
 
 
@@ -159,6 +181,7 @@ def _quantized_mean(
     keys,
     words,
     slots,
+    apart,
     keys_per_block,
     keys_per_token,
     keys_per_head,
@@ -182,6 +205,7 @@ def _quantized_mean(
     PER_FIXED_MOST: tl.constexpr,
     PER_D: tl.constexpr,
     STEP_PER_RMS: tl.constexpr,
+    ALIGNED_BYTES: tl.constexpr,
     launch_pdl: tl.constexpr = False,
 ):
     """Bit for bit what QuantizedMean.build_index writes: the same operations, and sums in its order or of integers."""
@@ -191,11 +215,13 @@ def _quantized_mean(
     for place in range(first, tl.minimum(first + tokens_each, tokens)):
         completes, block, last = completed(slots + place * slots_apart, BLOCK_TOKENS, UNIT)
         if completes:
+            layer_keys, layer_words = of_layer(keys, words, apart, ALIGNED_BYTES)
             PER_WORD: tl.constexpr = 32 // BITS
             word = tl.arange(0, LANES)
             part = tl.arange(0, PER_WORD)
             channel = word[:, None] * PER_WORD + part[None, :]
-            key = keys + block * keys_per_block + head * keys_per_head + (last - (UNIT - 1)) * keys_per_token + channel
+            first_key = layer_keys + block * keys_per_block + head * keys_per_head
+            key = first_key + (last - (UNIT - 1)) * keys_per_token + channel
             total = tl.load(key, mask=channel < D, other=0.0).to(tl.float32)
             for token in tl.static_range(1, UNIT):
                 total += tl.load(key + token * keys_per_token, mask=channel < D, other=0.0).to(tl.float32)
@@ -222,7 +248,7 @@ def _quantized_mean(
             else:
                 behind = UNITS_PER_BLOCK * CUT + unit * (ROW_WORDS - CUT) + word - CUT
                 inside = tl.where(word < CUT, unit * CUT + word, behind)
-            row = words + block * words_per_block + head * words_per_head
+            row = layer_words + block * words_per_block + head * words_per_head
             tl.store(row + inside, packed, mask=word < ROW_WORDS)
 
 

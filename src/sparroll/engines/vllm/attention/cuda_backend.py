@@ -27,6 +27,7 @@ from vllm.v1.attention.backends.flash_attn import (
 )
 
 from sparroll.attention.decode import paged
+from sparroll.attention.decode.layers_apart import layers_apart
 from sparroll.attention.decode.workspace import LayerPlans, StepWorkspace
 from sparroll.attention.selectors.base import Selector
 from sparroll.engines.vllm import compat
@@ -51,6 +52,8 @@ class Workspace:
     read_tokens_LRH: Tensor
     starts: Tensor
     """0, 1, 2, ...: where the one query of each (request, head) starts."""
+    apart: LayersApart | None = None
+    """Known once a step ran over the KV cache."""
 
     @staticmethod
     def allocate(
@@ -80,6 +83,44 @@ class Workspace:
             read_tokens_LRH=integers(layers, rows, heads),
             starts=integers(rows * heads + 1),
         )
+
+
+@dataclass
+class LayersApart:
+    """How far apart the K caches and the index rows of this worker's sparse layers lie. No cache is held, because vLLM
+    measures memory with one and then allocates another."""
+
+    layers: list[Any]
+    """vLLM's attention layers, whose implementations are ours."""
+    addresses: list[int]
+    bytes_2L: Tensor
+
+    @staticmethod
+    def of(vllm_config: Any) -> LayersApart:
+        layers = [
+            layer
+            for layer in vllm_config.compilation_config.static_forward_context.values()
+            if isinstance(getattr(layer, "impl", None), SparseImpl) and layer.impl.index is not None
+        ]
+        return LayersApart(layers, _addresses(layers), layers_apart([_indexed(layer) for layer in layers]))
+
+    def holds(self) -> bool:
+        """Whether all caches still lie where they did."""
+        return self.addresses == _addresses(self.layers)
+
+    def first(self) -> tuple[Tensor, Tensor]:
+        """Keys [P, B, H, D] and index rows [P, S, H, W] of the layer that the others lie apart from."""
+        return _indexed(self.layers[0])
+
+
+def _addresses(layers: list[Any]) -> list[int]:
+    return [held.kv_cache.data_ptr() for layer in layers for held in (layer, layer.impl.index)]
+
+
+def _indexed(layer: Any) -> tuple[Tensor, Tensor]:
+    rows_PSHW = layer.impl.index.rows_PSHW
+    assert rows_PSHW is not None, "vLLM gave memory to some layers of the index only"
+    return compat.keys_and_values(layer.kv_cache, layer.impl.head_size)[0], rows_PSHW
 
 
 _workspace: Workspace | None = None
@@ -252,13 +293,28 @@ class SparseImpl(SparseLayer, FlashAttentionImpl):
         self, layer: torch.nn.Module, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
     ) -> None:
         super().do_kv_cache_update(layer, key, value, kv_cache, slot_mapping)
-        index_PSHW = None if self.index is None else self.index.rows_PSHW
-        if index_PSHW is not None and STATE.selector is not None:
+        if self.index is None or self.index.rows_PSHW is None or STATE.selector is None:
+            return
+        groups_PSHV = None if self.groups is None else self.groups.rows_PSHW
+        if groups_PSHV is not None:
             keys_PBHD, values_PBHD = compat.keys_and_values(kv_cache, self.head_size)
-            paged.update_index(keys_PBHD, index_PSHW, slot_mapping, STATE.selector, impl="triton")
-            groups_PSHV = None if self.groups is None else self.groups.rows_PSHW
-            if groups_PSHV is not None:
-                paged.update_groups(keys_PBHD, values_PBHD, groups_PSHV, slot_mapping, STATE.selector, impl="triton")
+            paged.update_groups(keys_PBHD, values_PBHD, groups_PSHV, slot_mapping, STATE.selector, impl="triton")
+        if self.number == STATE.last_indexed_layer:
+            self._update_all(slot_mapping, STATE.selector)
+
+    def _update_all(self, slot_mapping: Tensor, selector: Selector) -> None:
+        """The index of all sparse layers of this worker, whose keys are stored by now, in one launch."""
+        assert _workspace is not None, "an index without a workspace"
+        apart = _workspace.apart
+        if apart is None or not apart.holds():
+            if compat.captures(STATE.device):
+                raise UserError(
+                    "a CUDA graph is captured before any step ran over this KV cache",
+                    'compilation_config={"cudagraph_num_of_warmups": 1} lets one run',
+                )
+            apart = _workspace.apart = LayersApart.of(self._vllm_config())
+        keys_PBHD, index_PSHW = apart.first()
+        paged.update_index(keys_PBHD, index_PSHW, slot_mapping, selector, impl="triton", apart_2L=apart.bytes_2L)
 
     def _decode(self, query: Tensor, kv_cache: Tensor, plan: StepPlan, output: Tensor) -> None:
         selector, work = STATE.selector, _workspace

@@ -166,6 +166,11 @@ class State:
         return frozenset(range(self.layers)) - frozenset(dense)
 
     @property
+    def last_indexed_layer(self) -> int:
+        """The last layer of this worker that has an index; -1 without one."""
+        return max(self.index_read_share, default=-1)
+
+    @property
     def selector(self) -> Selector | None:
         """The selector that the index is for; None without an index."""
         return self._started_with.selector if self._started_with else None
