@@ -37,6 +37,7 @@ from sparroll.attention.decode import (
     triton_work_split,
 )
 from sparroll.attention.decode.choice import triton_top_k
+from sparroll.attention.decode.layers_apart import ALIGNED_BYTES
 from sparroll.attention.decode.workspace import MOST_SCORED_UNITS, SCORED_TILE_BYTES, Tile, unread_tile_units
 from sparroll.attention.masked import triton_backward, triton_forward, triton_unit_choice, triton_unit_lists
 from sparroll.attention.masked.triton_tiles import Layout, MaskedTile
@@ -53,7 +54,7 @@ _POINTERS = {
     **dict.fromkeys(("mixed", "unread_mixed", "unread_log_sum", "groups_fp32"), "*fp32"),
     "groups": "*u8",
     "groups_bf16": "*bf16",
-    **dict.fromkeys(("requests", "places", "ids", "slots"), "*i64"),
+    **dict.fromkeys(("requests", "places", "ids", "slots", "apart"), "*i64"),
     **dict.fromkeys(("index", "dense_logits", "draft_logits"), "*bf16"),
     **dict.fromkeys(
         ("query", "keys", "values", "out", "grad_out", "grad_query", "grad_keys", "grad_values"), "of the model"
@@ -117,8 +118,11 @@ def fine_unit_kernels(dtype: torch.dtype, dim: int, group: int, layouts: bool = 
                 "LANES": triton.next_power_of_2(row_words), "FP8_PER_MOST": 1 / row_bytes.FP8_MOST,
                 "FIXED_MOST": float(quantized_mean.FIXED_MOST), "PER_FIXED_MOST": 1 / quantized_mean.FIXED_MOST,
                 "PER_D": 1 / dim, "STEP_PER_RMS": quantized_mean.STEP_PER_RMS[bits], "BLOCK_TOKENS": 16,
+                "ALIGNED_BYTES": ALIGNED_BYTES,
             }  # fmt: skip
-            yield f"index of {unit} x {bits}", triton_index._quantized_mean, constants, {"num_warps": 2}
+            for layers in ({}, {"apart": None}):
+                told = f"index of {unit} x {bits}" + (", one layer" if layers else "")
+                yield told, triton_index._quantized_mean, {**constants, **layers}, {"num_warps": 2}
     tile = Tile(64 if dim <= 128 and dtype != torch.float32 else 32, 4, 3, 2)
     attend = {
         "UNIT_SHIFT": 2, "UNITS_PER_BLOCK": 4, "HEADS": 8, "G": group, "D": dim, "LANES_R": 32, "LANES_G": 16,
@@ -168,8 +172,17 @@ def page_mean_kernels(dim: int, group: int) -> Iterator[Kernel]:
         "TILE": SCORED_TILE_BYTES >> (2 * dim - 1).bit_length(), "FP8": False, "ALIGN": 1, "launch_pdl": True,
     }  # fmt: skip
     yield "scores of page_mean", triton_score._mean_query, score, {"num_warps": 4}
-    index = {"BLOCK_TOKENS": 16, "UNIT": 16, "D": dim, "LANES_D": lanes_d, "launch_pdl": True}
-    yield "index of page_mean", triton_index._page_mean, index, {"num_warps": 2}
+    index = {
+        "BLOCK_TOKENS": 16,
+        "UNIT": 16,
+        "D": dim,
+        "LANES_D": lanes_d,
+        "ALIGNED_BYTES": ALIGNED_BYTES,
+        "launch_pdl": True,
+    }
+    for layers in ({}, {"apart": None}):
+        told = "index of page_mean" + (", one layer" if layers else "")
+        yield told, triton_index._page_mean, {**index, **layers}, {"num_warps": 2}
 
 
 CHOICES = {"few lanes": 1024, "lanes": 2048, "twice the lanes": 4096, "many units": 40_960}

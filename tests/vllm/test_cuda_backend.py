@@ -17,7 +17,6 @@ from sparroll.attention.selectors import PageMean, QuantizedMean, Quest, Remaind
 from sparroll.engines.vllm import compat
 from sparroll.engines.vllm.attention.pages import HeadPages
 from sparroll.engines.vllm.attention.state import STATE, UNLIMITED
-from sparroll.errors import UserError
 from sparroll.schedule import Step
 from vllm_runs import needs_vllm
 
@@ -120,6 +119,15 @@ def store_keys(layers: list[SimpleNamespace], slots: Tensor) -> None:
         layer.impl.do_kv_cache_update(None, None, None, layer.kv_cache, slots)
 
 
+def assert_indexed(layer: SimpleNamespace, slots: Tensor) -> None:
+    found, selector = layer.impl.index.rows_PSHW, STATE.selector
+    assert selector is not None
+    expected = torch.zeros_like(found)
+    paged.update_index(compat.keys_and_values(layer.kv_cache, D)[0], expected, slots, selector)
+    # The interpreter cuts bf16 off where the device rounds.
+    torch.testing.assert_close(found, expected, atol=1e-3, rtol=2**-7)
+
+
 def layer_of(backend: Any, its: dict[str, Any], kv_cache: Tensor) -> SimpleNamespace:
     """vLLM's attention layer around our implementation."""
     impl = object.__new__(backend.SparseImpl)
@@ -148,6 +156,7 @@ def test_a_decode_step_is_the_references(
     # The interpreter of Triton 3.9 fails in the gather's masked store; the kernel's own tests run it with another.
     attend = paged.paged_decode
     monkeypatch.setattr(paged, "paged_decode", lambda *a, impl, **k: attend(*a, impl="reference", **k))
+    monkeypatch.setattr(compat, "captures_piecewise", lambda device: False)
     monkeypatch.setattr(fa_utils, "flash_attn_varlen_func", attend_pages, raising=False)
     monkeypatch.setattr(flash_attn.FlashAttentionImpl, "do_kv_cache_update", lambda *a, **k: None)
     monkeypatch.setattr(
@@ -185,24 +194,22 @@ def test_a_decode_step_is_the_references(
     index, groups = rows_of(units_per_block, D, torch.bfloat16), None
     if selector.remainder is not None:
         groups = rows_of(block // selector.row_tokens, selector.group_width(D), torch.uint8)
-    impl = layer_of(backend, {"number": 1, "index": index, "groups": groups}, kv_cache)
+    first = layer_of(backend, {"number": 1, "index": index, "groups": groups}, kv_cache)
     # One launch of the last layer writes the index rows of all; layer 2 has other keys.
     behind_index = rows_of(units_per_block, D, torch.bfloat16)
     behind = layer_of(backend, {"number": 2, "index": behind_index, "groups": None}, -kv_cache)
     slots = torch.arange(P * block)
-    store_keys([impl, behind], slots)
-    impl = impl.impl
+    assert work.only_decodes
+    store_keys([first, behind], slots)
+    impl = first.impl
     query, output = torch.randn(R, H * G, D), torch.full((R, H * G, D), float("nan"))
     impl.forward(None, query, None, None, kv_cache, metadata, output)
     # No other row is longer than its budget.
     assert STATE.ran[1] == ("dense" if dense else attention)
 
     keys_PBHD, values_PBHD = kv_cache.transpose(1, 2).split(D, dim=-1)
-    expected_index = torch.zeros_like(index.rows_PSHW)
-    paged.update_index(keys_PBHD, expected_index, slots, selector)
-    # The interpreter cuts bf16 off where the device rounds.
-    torch.testing.assert_close(index.rows_PSHW, expected_index, atol=1e-3, rtol=2**-7)
-    torch.testing.assert_close(behind_index.rows_PSHW, -expected_index, atol=1e-3, rtol=2**-7)
+    for layer in (first, behind):
+        assert_indexed(layer, slots)
     contexts, budgets = common.seq_lens, metadata.sparroll.kv_budget_tokens_LR[1]
     scores = torch.empty(R, H, M * units_per_block)
     unit_ids = torch.empty(R, H, M * units_per_block, dtype=torch.int32)
@@ -247,8 +254,10 @@ def test_the_index_follows_a_cache_that_moves_and_not_within_a_graph(monkeypatch
         layer_of(backend, {"number": number, "index": rows_of(1, D, torch.bfloat16), "groups": None}, kept * number)
         for number in (1, 2)
     ]
+    monkeypatch.setattr(compat, "captures_piecewise", lambda device: False)
+    work.only_decodes = True
     monkeypatch.setattr(compat, "captures", lambda device: True)
-    with pytest.raises(UserError, match="captured before any step ran"):
+    with pytest.raises(RuntimeError, match="captured before any step ran"):
         store_keys(layers, slots)
     monkeypatch.setattr(compat, "captures", lambda device: False)
     store_keys(layers, slots)
@@ -257,11 +266,38 @@ def test_the_index_follows_a_cache_that_moves_and_not_within_a_graph(monkeypatch
     # vLLM measures memory with a small cache, and allocates another behind it.
     for layer in layers:
         layer.kv_cache, layer.impl.index = layer.kv_cache * 2, rows_of(1, D, torch.bfloat16)
-    with pytest.raises(UserError, match="captured before any step ran"):
+    with pytest.raises(RuntimeError, match="captured before any step ran"):
         store_keys(layers, slots)
     monkeypatch.setattr(compat, "captures", lambda device: False)
     store_keys(layers, slots)
     for layer in layers:
-        expected = torch.zeros_like(layer.impl.index.rows_PSHW)
-        paged.update_index(compat.keys_and_values(layer.kv_cache, D)[0], expected, slots, SCHEDULE.selector)
-        torch.testing.assert_close(layer.impl.index.rows_PSHW, expected, atol=1e-3, rtol=2**-7)
+        assert_indexed(layer, slots)
+
+
+@needs_vllm
+@pytest.mark.skipif(torch.cuda.is_available(), reason="interprets kernels on CPU tensors")
+@pytest.mark.parametrize("why", ["a row prefills", "a piecewise graph", "one recent unit"])
+def test_layers_write_their_own_index_rows_where_they_may_be_read_at_once(
+    monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    from vllm.v1.attention.backends import flash_attn
+
+    from sparroll.engines.vllm.attention import cuda_backend as backend
+
+    schedule = (
+        Schedule((Step(0, 64),), PageMean(16, 16, 16), dense_layers=(0,)) if why == "one recent unit" else SCHEDULE
+    )
+    monkeypatch.setattr(flash_attn.FlashAttentionImpl, "do_kv_cache_update", lambda *a, **k: None)
+    monkeypatch.setattr(compat, "captures_piecewise", lambda device: why == "a piecewise graph")
+    STATE.configure(schedule, 3, "cpu")
+    work = backend.Workspace.allocate(R, H, G, D, M, torch.float32, schedule.selector, 3, torch.device("cpu"))
+    work.only_decodes = why != "a row prefills"
+    monkeypatch.setattr(backend, "_workspace", work)
+    kept, slots = cache("NHD", 16), torch.arange(P * 16)
+    for number in (1, 2):
+        STATE.index_read_share[number] = 0.0
+    # The last layer has not come yet.
+    first = layer_of(backend, {"number": 1, "index": rows_of(1, D, torch.bfloat16), "groups": None}, kept)
+    store_keys([first], slots)
+    assert_indexed(first, slots)

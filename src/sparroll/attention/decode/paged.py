@@ -62,9 +62,6 @@ def update_index(
     slots_T int: block * B + offset of each new token, negative for padding. A unit's row is written when the token that
     completes it (slot % unit == unit - 1) is among them.  apart_2L: how far the caches of L layers lie from those that are
     given (layers_apart.py); one launch then writes the rows of all of them. Only "triton" can.
-
-    A decode step may do so once, after the last layer's keys were stored: the units that its tokens complete are recent
-    ones, which every layer reads whatever their rows say.
     """
     blocks, block_tokens, heads, dim = keys_PBHD.shape
     units_per_block = _units_per_block(block_tokens, selector)
@@ -82,6 +79,7 @@ def update_index(
             )
         _shapes(apart_2L=(apart_2L, (2, apart_2L.shape[-1])))
         _dtype("apart_2L", apart_2L, torch.int64)
+        _contiguous_rows(apart_2L=apart_2L)
     _operation(impl, "update_index", keys_PBHD)(keys_PBHD, index_PSHW, slots_T, selector, apart_2L)
 
 

@@ -303,6 +303,13 @@ def captures(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
+def captures_piecewise(device: torch.device) -> bool:
+    """Whether it is captured into a graph of a part of the model, which any step of its size may run."""
+    from vllm.forward_context import get_forward_context
+
+    return captures(device) and get_forward_context().cudagraph_runtime_mode.name == "PIECEWISE"
+
+
 def on_device(values: np.ndarray, device: torch.device) -> Tensor:
     """A copy on the device; the host does not wait for it."""
     held = torch.from_numpy(values)

@@ -42,7 +42,8 @@ from sparroll.errors import UserError
 @dataclass
 class Workspace:
     """Device memory that all sparse layers share. Its contents are needed only within a layer, except for what `build`
-    writes anew in each step, so an engine may wake from sleep with other contents."""
+    writes anew in each step, so an engine may wake from sleep with other contents. What `apart` holds is allocated at the
+    first step, and sleep does not touch it."""
 
     scores_RHU: Tensor
     unit_ids_RHN: Tensor
@@ -54,6 +55,8 @@ class Workspace:
     """0, 1, 2, ...: where the one query of each (request, head) starts."""
     apart: LayersApart | None = None
     """Known once a step ran over the KV cache."""
+    only_decodes: bool = False
+    """Whether each row of the step whose metadata was built last has at most one new token."""
 
     @staticmethod
     def allocate(
@@ -85,32 +88,28 @@ class Workspace:
         )
 
 
-@dataclass
+@dataclass(frozen=True)
 class LayersApart:
-    """How far apart the K caches and the index rows of this worker's sparse layers lie. No cache is held, because vLLM
-    measures memory with one and then allocates another."""
+    """How far apart the K caches and the index rows of this worker's sparse layers lie, and where they lie. No cache is
+    held: vLLM measures memory with one and then allocates another."""
 
-    layers: list[Any]
-    """vLLM's attention layers, whose implementations are ours."""
     addresses: list[int]
     bytes_2L: Tensor
 
     @staticmethod
-    def of(vllm_config: Any) -> LayersApart:
-        layers = [
-            layer
-            for layer in vllm_config.compilation_config.static_forward_context.values()
-            if isinstance(getattr(layer, "impl", None), SparseImpl) and layer.impl.index is not None
-        ]
-        return LayersApart(layers, _addresses(layers), layers_apart([_indexed(layer) for layer in layers]))
+    def of(layers: list[Any]) -> LayersApart:
+        return LayersApart(_addresses(layers), layers_apart([_indexed(layer) for layer in layers]))
 
-    def holds(self) -> bool:
-        """Whether all caches still lie where they did."""
-        return self.addresses == _addresses(self.layers)
+    def holds(self, layers: list[Any]) -> bool:
+        """Whether all caches still lie there."""
+        return self.addresses == _addresses(layers)
 
-    def first(self) -> tuple[Tensor, Tensor]:
-        """Keys [P, B, H, D] and index rows [P, S, H, W] of the layer that the others lie apart from."""
-        return _indexed(self.layers[0])
+
+def _indexed_layers(vllm_config: Any) -> list[Any]:
+    """vLLM's attention layers of this worker that have an index."""
+    held = vllm_config.compilation_config.static_forward_context.values()
+    ours = [layer for layer in held if isinstance(getattr(layer, "impl", None), SparseImpl)]
+    return [layer for layer in ours if layer.impl.index is not None]
 
 
 def _addresses(layers: list[Any]) -> list[int]:
@@ -118,6 +117,7 @@ def _addresses(layers: list[Any]) -> list[int]:
 
 
 def _indexed(layer: Any) -> tuple[Tensor, Tensor]:
+    """Keys [P, B, H, D] and index rows [P, S, H, W] of a layer."""
     rows_PSHW = layer.impl.index.rows_PSHW
     assert rows_PSHW is not None, "vLLM gave memory to some layers of the index only"
     return compat.keys_and_values(layer.kv_cache, layer.impl.head_size)[0], rows_PSHW
@@ -205,6 +205,8 @@ class SparseMetadataBuilder(FlashAttentionMetadataBuilder):
     ) -> FlashAttentionMetadata:
         whole = super().build(common_prefix_len, common, fast_build)
         whole.sparroll = None
+        if _workspace is not None:
+            _workspace.only_decodes = not rows.prefills
         if not self.sparse or not rows.decodes:
             return whole
         # A full graph does what was captured. Only where none may run can the step choose dense attention.
@@ -293,27 +295,39 @@ class SparseImpl(SparseLayer, FlashAttentionImpl):
         self, layer: torch.nn.Module, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
     ) -> None:
         super().do_kv_cache_update(layer, key, value, kv_cache, slot_mapping)
-        if self.index is None or self.index.rows_PSHW is None or STATE.selector is None:
+        index_PSHW, selector = None if self.index is None else self.index.rows_PSHW, STATE.selector
+        if index_PSHW is None or selector is None:
             return
+        keys_PBHD, values_PBHD = compat.keys_and_values(kv_cache, self.head_size)
         groups_PSHV = None if self.groups is None else self.groups.rows_PSHW
         if groups_PSHV is not None:
-            keys_PBHD, values_PBHD = compat.keys_and_values(kv_cache, self.head_size)
-            paged.update_groups(keys_PBHD, values_PBHD, groups_PSHV, slot_mapping, STATE.selector, impl="triton")
-        if self.number == STATE.last_indexed_layer:
-            self._update_all(slot_mapping, STATE.selector)
+            paged.update_groups(keys_PBHD, values_PBHD, groups_PSHV, slot_mapping, selector, impl="triton")
+        if not self._may_be_late(selector):
+            paged.update_index(keys_PBHD, index_PSHW, slot_mapping, selector, impl="triton")
+        elif self.number == STATE.last_indexed_layer:
+            self._update_all(slot_mapping, selector)
+
+    def _may_be_late(self, selector: Selector) -> bool:
+        """Whether the last layer may write the index rows of all, in one launch.
+
+        In a step of decode rows alone, a row's new token completes its last unit, which is read whatever the index says.
+        Through prefix caching another row may share that unit in the same step, one unit before its own last one, which
+        it reads as well if at least two are always read. A row that prefills completes more. A piecewise graph, which
+        runs both kinds of steps, is captured for both.
+        """
+        assert _workspace is not None, "an index without a workspace"
+        decodes = _workspace.only_decodes and not compat.captures_piecewise(STATE.device)
+        return decodes and selector.recent_tokens >= 2 * selector.unit_tokens
 
     def _update_all(self, slot_mapping: Tensor, selector: Selector) -> None:
-        """The index of all sparse layers of this worker, whose keys are stored by now, in one launch."""
+        """The index of all sparse layers of this worker, whose keys are stored by now."""
         assert _workspace is not None, "an index without a workspace"
-        apart = _workspace.apart
-        if apart is None or not apart.holds():
+        layers, apart = _indexed_layers(self._vllm_config()), _workspace.apart
+        if apart is None or not apart.holds(layers):
             if compat.captures(STATE.device):
-                raise UserError(
-                    "a CUDA graph is captured before any step ran over this KV cache",
-                    'compilation_config={"cudagraph_num_of_warmups": 1} lets one run',
-                )
-            apart = _workspace.apart = LayersApart.of(self._vllm_config())
-        keys_PBHD, index_PSHW = apart.first()
+                raise RuntimeError("a CUDA graph is captured before any step ran over this KV cache")
+            apart = _workspace.apart = LayersApart.of(layers)
+        keys_PBHD, index_PSHW = _indexed(layers[0])
         paged.update_index(keys_PBHD, index_PSHW, slot_mapping, selector, impl="triton", apart_2L=apart.bytes_2L)
 
     def _decode(self, query: Tensor, kv_cache: Tensor, plan: StepPlan, output: Tensor) -> None:
