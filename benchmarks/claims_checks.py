@@ -97,9 +97,9 @@ def _at_cut_share_of_128(run: dict[str, Any], cells: list[dict[str, Any]]) -> fl
     return float(run["of_dense"] * drafted / more)
 
 
-def checked_runs_h100(schedule: str = "fixed-128") -> Figures:
-    """Whole runs with 128 tokens everywhere and a check, with the kernels of today."""
-    cells = results("verified-rollouts-wide-qwen3-1.7b-h100", "verified-rollouts")
+def checked_runs_today(device: str, schedule: str) -> Figures:
+    """Whole runs of 1.7B under a schedule with a check, with the kernels of today."""
+    cells = results(f"verified-rollouts-wide-qwen3-1.7b-{device}", "verified-rollouts")
     figures: dict[str, str] = {}
     for run in cells:
         if "moments" in run and (run["engine"], run.get("schedule")) == ("verified", schedule):
@@ -108,9 +108,20 @@ def checked_runs_h100(schedule: str = "fixed-128") -> Figures:
     return figures
 
 
+def checked_runs_h100() -> Figures:
+    """128 tokens everywhere."""
+    return checked_runs_today("h100", "fixed-128")
+
+
 def checked_units_h100() -> Figures:
-    """The same with small units, of which layers 0 and 1 read 512 tokens."""
-    return checked_runs_h100("wide-128")
+    """Small units, of which layers 0 and 1 read 512 tokens."""
+    return checked_runs_today("h100", "wide-128")
+
+
+def checked_h200() -> Figures:
+    """Both on an H200."""
+    pages, units = (checked_runs_today("h200", schedule) for schedule in ("fixed-128", "wide-128"))
+    return pages | {f"units_{name}": figure for name, figure in units.items()}
 
 
 def _cut_share_at_128() -> float:
@@ -215,6 +226,9 @@ PAGES: Mapping[str, Claims] = {
         "same record; at the study's rate that would be about {drained_cut} (drained) and {steady_cut} (steady).": (
             checked_units_h100
         ),
+        "On an H200, 128 tokens everywhere are {drained} (drained) and {steady} (steady) times as fast, and `wide-128` "
+        "{units_drained} and {units_steady} times; at the study's rate that would be about {drained_cut}, {steady_cut}, "
+        "{units_drained_cut} and {units_steady_cut}": checked_h200,
         "the schedule of .86 with a check is {calibrated_drained} times as fast as dense attention on the drained set and "
         "{calibrated_steady} times on the steady one": checked_runs,
         "{fixed_drained} and {fixed_steady} times. With {cut} % of the windows cut, which is the study's rate with 128 "

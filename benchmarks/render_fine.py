@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import record_tables
@@ -14,18 +15,22 @@ from sparroll.rounding import percent_down, rounded_down, rounded_up
 
 DEVICES = ("h200", "h100")
 SIZES = ("1.7b", "4b", "8b", "14b")
-FIRST_LAYERS = {"fine": "dense", "wide": "read 4 times as much"}
-"""What layers 0 and 1 do, by the word in a record's name."""
+KINDS = {
+    "wide-2x2": ("2 x 2", "read 4 times as much"),
+    "wide": ("4 x 4", "read 4 times as much"),
+    "fine": ("4 x 4", "dense"),
+}
+"""Tokens and bits of the units, and what layers 0 and 1 do, by the words in a record's name."""
 SHOWN_GROUPS = 6
 """Kinds of kernels of a profile, those that take longest."""
 NOT_YET = "Not run yet."
 
 
-def fine_records(first_layers: str = "fine") -> list[tuple[str, str, dict[str, Any]]]:
+def fine_records(kind: str = "fine", devices: Sequence[str] = DEVICES) -> list[tuple[str, str, dict[str, Any]]]:
     """(size, request set, results) of what was measured, that on an H200 first. Without records of few moments."""
     names = [
-        (size, name, f"rollout-qwen3-{size}-{name}-{first_layers}-{device}")
-        for device in DEVICES
+        (size, name, f"rollout-qwen3-{size}-{name}-{kind}-{device}")
+        for device in devices
         for size in SIZES
         for name in SETS
     ]
@@ -48,15 +53,15 @@ def _exists(name: str) -> bool:
 
 
 def all_records() -> list[tuple[str, str, str, dict[str, Any]]]:
-    """(what layers 0 and 1 do, size, request set, results)"""
-    return [(said, *each) for word, said in FIRST_LAYERS.items() for each in fine_records(word)]
+    """(kind, size, request set, results), those on an H200 first."""
+    return [(kind, *each) for device in DEVICES for kind in KINDS for each in fine_records(kind, [device])]
 
 
 def fine_rollouts() -> str:
     """Speed-ups of the published schedule and of small units over the same dense steps, and what they read."""
     rows = []
     any_target = any(found["target_speedup"] is not None for *_, found in all_records())
-    for first_layers, size, request_set, found in all_records():
+    for kind, size, request_set, found in all_records():
         target, measured = found["target_speedup"], len(found["windows"])
         reached = "" if target is None else "yes" if found["speedup"] >= target else "no"
         ratio = found["budget_ratio"]
@@ -65,7 +70,7 @@ def fine_rollouts() -> str:
                 _device(found),
                 f"Qwen3-{size.upper()}",
                 request_set,
-                first_layers,
+                *KINDS[kind],
                 f"{math.ceil(found['dense_tokens_per_second']):,}",
                 times(found["published"]["speedup"]),
                 times(found["speedup"]),
@@ -79,7 +84,7 @@ def fine_rollouts() -> str:
         )
     if not rows:
         return NOT_YET
-    head = ["GPU", "model", "requests", "layers 0 and 1", "dense, tokens/s", "published", "small units"]
+    head = ["GPU", "model", "requests", "units", "layers 0 and 1", "dense, tokens/s", "published", "small units"]
     head += ["target", "reached"] if any_target else []
     made = table([*head, "attainable", "share of it", "budgets", "index / cache", "moments"], rows)
     return "\n".join([made, *_caveats(), *(part for part in (fine_whole_runs(), fine_profiles()) if part)])
@@ -100,7 +105,7 @@ def _caveats() -> list[str]:
 def fine_whole_runs() -> str:
     """Runs of the drained set from the first token to the last, beside what the moments say of them."""
     rows = []
-    for size, request_set, found in fine_records():
+    for size, request_set, found in fine_records("wide-2x2"):
         name, dense = f"whole-run-qwen3-{size}-fine-h200", f"whole-run-qwen3-{size}-dense-h200"
         if (_device(found), request_set) == ("H200", "drained") and _exists(name):
             run = results(name, "whole-run")
@@ -114,14 +119,15 @@ def fine_whole_runs() -> str:
 
 
 def fine_profiles() -> str:
-    """Where the time of a step goes that misses its target: milliseconds by kind of kernel, beside those of its bytes."""
+    """Where the time of a step goes that misses its target: milliseconds by kind of kernel, beside those of its bytes. On
+    the device that the targets are for; the records have the others."""
     rows = []
-    for first_layers, size, request_set, found in all_records():
-        profile = found["profile"]
+    for kind, size, request_set, found in all_records():
+        profile = found["profile"] if _device(found) == "H200" else None
         groups = sorted((profile or {}).get("groups_ms", {}).items(), key=lambda item: -item[1])
         for group, ms in groups[:SHOWN_GROUPS]:
             floor = profile["floors_ms"].get(group)
-            of = f"Qwen3-{size.upper()}, {request_set}, layers 0 and 1 {first_layers}: {profile['batch']} requests"
+            of = f"Qwen3-{size.upper()}, {request_set}, {KINDS[kind][0]}: {profile['batch']} requests"
             rows.append([of, group, rounded_up(ms, 2), "" if floor is None else rounded_down(floor, 2)])
     return "\n" + table(["step", "kernels", "ms", "of its bytes, ms"], rows) if rows else ""
 

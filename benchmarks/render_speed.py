@@ -204,8 +204,11 @@ def within_budget() -> str:
     """Contexts that the schedule reads whole: what sparse mode costs where it has nothing to gain."""
     rows = []
     pages = {size: f"decode-step-within-budget-qwen3-{size}-h200" for size in SIZES}
-    units = {size: f"decode-step-within-budget-fine-qwen3-{size}-h100" for size in SIZES}
-    for gpu, read, names in (("H200", "pages", pages), ("H100", "small units", units)):
+    units = {
+        gpu: {size: f"decode-step-within-budget-fine-qwen3-{size}-{gpu}" for size in SIZES} for gpu in ("h200", "h100")
+    }
+    of_units = [(gpu.upper(), "small units", names) for gpu, names in units.items()]
+    for gpu, read, names in (("H200", "pages", pages), *of_units):
         for size, name in names.items():
             if not (RESULTS / f"{name}.json").exists():
                 continue
