@@ -119,11 +119,11 @@ def fine_whole_runs() -> str:
 
 
 def fine_profiles() -> str:
-    """Where the time of a step goes that misses its target: milliseconds by kind of kernel, beside those of its bytes. On
-    the device that the targets are for; the records have the others."""
+    """Where the time of a step goes that misses its target: milliseconds by kind of kernel, beside those of its bytes. The
+    records of devices without targets have theirs, too."""
     rows = []
     for kind, size, request_set, found in all_records():
-        profile = found["profile"] if _device(found) == "H200" else None
+        profile = None if found["target_speedup"] is None else found["profile"]
         groups = sorted((profile or {}).get("groups_ms", {}).items(), key=lambda item: -item[1])
         for group, ms in groups[:SHOWN_GROUPS]:
             floor = profile["floors_ms"].get(group)

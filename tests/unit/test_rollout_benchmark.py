@@ -373,18 +373,20 @@ def test_the_page_shows_target_ratio_and_missing_moments_or_that_nothing_ran(
     # Of the drained set 3 of 12 moments were measured, which is too few for a row.
     assert not any("| drained |" in line for line in lines)
     cells = [cell.strip() for cell in lines[3].split("|")[1:-1]]
-    assert cells[1:3] == ["Qwen3-1.7B", "long"] and cells[3] == "dense"
-    assert cells[7:9] == ["4.00x", "no"]
+    assert cells[1:5] == ["Qwen3-1.7B", "long", "4 x 4", "dense"]
+    assert cells[8:10] == ["4.00x", "no"]
     assert cells[-3:] == ["1/4", "1/31.2", "4 of 7"]
     assert (
         "The schedules are scaled, to be calibrated on the real model: budgets of the published ones divided by 4, a ratio "
         "that was given by hand and is in no record." in lines
     )
-    profiled = [line for line in lines if "| Qwen3-1.7B, long, layers 0 and 1 dense: 34 requests |" in line]
+    profiled = [line for line in lines if "| Qwen3-1.7B, long, 4 x 4: 34 requests |" in line]
     assert any("| scores | 0.50 |" in line for line in profiled) and len(profiled) <= render_fine.SHOWN_GROUPS
     (record,) = (tmp_path / "short").glob("rollout-qwen3-1.7b-long-fine-*.json")
-    shutil.copy(record, str(record).replace("-fine-", "-wide-"))
+    for kind in ("wide", "wide-2x2"):
+        shutil.copy(record, str(record).replace("-fine-", f"-{kind}-"))
     render_fine.results.cache_clear()
-    rows = [line for line in render_fine.fine_rollouts().splitlines() if "| long |" in line]
-    assert [row.split("|")[4].strip() for row in rows] == ["dense", "read 4 times as much"]
+    rows = [line.split("|") for line in render_fine.fine_rollouts().splitlines() if "| long |" in line]
+    wide = "read 4 times as much"
+    assert [(row[4].strip(), row[5].strip()) for row in rows] == [("2 x 2", wide), ("4 x 4", wide), ("4 x 4", "dense")]
     render_fine.results.cache_clear()
