@@ -192,11 +192,15 @@ def main(argv: list[str] | None = None) -> None:
             print(f"{name} measured after {time.time() - options.began:.0f} s", flush=True)
         if found.get("bandwidth") is None:
             found.put(vllm_engines.copy_bandwidth(), "bandwidth")
+    missing = []
     for name in options.sets:
         made = write(options, found, name)
+        missing += [] if made else [name]
         said = json.dumps(rollout_record.shown(made)) if made else f"{name}: too little was measured for a record"
         print(said, flush=True)
     print(f"every measurement is in {options.progress}", flush=True)
+    if missing:
+        raise SystemExit(f"no record of {' and '.join(missing)}: go on with --continue-from {options.progress}")
 
 
 def about(options: argparse.Namespace) -> dict[str, Any]:
@@ -225,7 +229,9 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--steps", type=int, default=8, help="decode steps that are timed as one")
     parser.add_argument("--repeats", type=int, default=3, help="how often they are timed in each window")
-    parser.add_argument("--minutes", type=float, help="bound of the call")
+    parser.add_argument(
+        "--minutes", type=float, help="bound of the call; on an H200 three engines take 3 1/2 to start, and 4 with 8B"
+    )
     parser.add_argument("--continue-from", type=Path, help="the .jsonl of a call that was cut")
     parser.add_argument("--whole-run", action="store_true", help="also run the drained set whole, at --scale")
     parser.add_argument("--scale", type=float, default=1 / 8, help="of the response lengths in the whole run")

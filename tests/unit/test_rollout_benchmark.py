@@ -276,6 +276,16 @@ def test_a_call_with_a_bound_gives_each_engine_a_share_and_says_what_is_missing(
     assert (len(again["windows"]), again["windows_missing"], again["pieces"]) == (14, [], 2)
 
 
+def test_a_call_that_was_too_short_for_a_record_fails_and_can_be_gone_on_with(
+    rollout: ModuleType, tmp_path: Path
+) -> None:
+    with pytest.raises(SystemExit, match="no record of drained and steady and long: go on with --continue-from"):
+        call(rollout, tmp_path, "shortest", "--minutes", "0.5")
+    progress = tmp_path / "shortest" / "rollout-qwen3-1.7b-fine.jsonl"
+    out = call(rollout, tmp_path, "shortest", "--continue-from", str(progress))
+    assert result_of(out, "drained-fine")["windows_missing"] == []
+
+
 def test_a_killed_call_leaves_a_record_and_goes_on_with_the_engine_that_is_missing(
     rollout: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
