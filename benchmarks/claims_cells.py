@@ -51,6 +51,7 @@ def wide_first_layers() -> Figures:
     return {
         "dense": _scaled(trained, "quantized_mean-4x4"),
         "wide": _scaled(trained, rule),
+        "wide_2x2": _scaled(trained, rule.replace("4x4", "2x2")),
         "wide_of_all": _scaled(list(WIDE_MODELS), rule),
         "published": f"{Schedule.load('qwen3-1.7b-0.86').kv_budget_tokens(LONG_TOKENS):,}",
         "times": down(timed["speedup"], 2),
@@ -106,7 +107,7 @@ def dense_layers_and_remainders() -> Figures:
 PAGES: Mapping[str, Claims] = {
     "docs/selectors.md": {
         "By the two models that were trained to the end, Qwen3-1.7B at .86 would read {wide} tokens in long contexts with "
-        "two wide layers, where it reads {dense} with two dense ones.": wide_first_layers,
+        "two wide layers, where it reads {dense} with two dense ones, and {wide_2x2} with 2 x 2.": wide_first_layers,
         "By the ratios of all three models the budget is {wide_of_all} tokens of {published}, and rollouts are {times} "
         "times as fast as dense ones on an H100, where the published schedule makes them {published_times} times as "
         "fast": wide_first_layers,
