@@ -107,7 +107,8 @@ def dense_layers_and_remainders() -> Figures:
 PAGES: Mapping[str, Claims] = {
     "docs/selectors.md": {
         "By the two models that were trained to the end, Qwen3-1.7B at .86 would read {wide} tokens in long contexts with "
-        "two wide layers, where it reads {dense} with two dense ones, and {wide_2x2} with 2 x 2.": wide_first_layers,
+        "two wide layers, where it reads {dense} with two dense ones, and {wide_2x2} with two wide layers and 2 x "
+        "2.": wide_first_layers,
         "By the ratios of all three models the budget is {wide_of_all} tokens of {published}, and rollouts are {times} "
         "times as fast as dense ones on an H100, where the published schedule makes them {published_times} times as "
         "fast": wide_first_layers,

@@ -64,6 +64,7 @@ def fine_rollouts() -> str:
     for kind, size, request_set, found in all_records():
         target, measured = found["target_speedup"], len(found["windows"])
         reached = "" if target is None else "yes" if found["speedup"] >= target else "no"
+        reached += ", by these moments" if reached and found["windows_missing"] else ""
         ratio = found["budget_ratio"]
         rows.append(
             [
@@ -105,7 +106,7 @@ def _caveats() -> list[str]:
 def fine_whole_runs() -> str:
     """Runs of the drained set from the first token to the last, beside what the moments say of them."""
     rows = []
-    for size, request_set, found in fine_records("wide-2x2"):
+    for size, request_set, found in fine_records():
         name, dense = f"whole-run-qwen3-{size}-fine-h200", f"whole-run-qwen3-{size}-dense-h200"
         if (_device(found), request_set) == ("H200", "drained") and _exists(name):
             run = results(name, "whole-run")

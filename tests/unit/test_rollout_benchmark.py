@@ -284,6 +284,10 @@ def test_a_call_that_was_too_short_for_a_record_fails_and_can_be_gone_on_with(
     progress = tmp_path / "shortest" / "rollout-qwen3-1.7b-fine.jsonl"
     out = call(rollout, tmp_path, "shortest", "--continue-from", str(progress))
     assert result_of(out, "drained-fine")["windows_missing"] == []
+    # 55 s for each engine: one token, the first moment of each set, and the last one of the drained run.
+    with pytest.raises(SystemExit, match="no record of steady and long: go on"):
+        call(rollout, tmp_path, "one", "--minutes", "2.75")
+    assert len(result_of(tmp_path / "one", "drained-fine")["windows"]) == 2
 
 
 def test_a_killed_call_leaves_a_record_and_goes_on_with_the_engine_that_is_missing(

@@ -111,12 +111,20 @@ def rows_of(rows: int, width: int, dtype: torch.dtype) -> SimpleNamespace:
 
 
 def store_keys(layers: list[SimpleNamespace], slots: Tensor) -> None:
-    """What vLLM does in a step, layer by layer."""
+    """What vLLM does in a step, layer by layer: a layer's keys are not there before its turn."""
     held = {"0": object(), **{str(layer.impl.number): layer for layer in layers}}
     config = SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context=held))
+    coming = [layer.kv_cache.clone() for layer in layers]
     for layer in layers:
+        layer.kv_cache.zero_()
+    for layer, stored in zip(layers, coming, strict=True):
         layer.impl._vllm_config = lambda: config
-        layer.impl.do_kv_cache_update(None, None, None, layer.kv_cache, slots)
+        layer.impl.do_kv_cache_update(None, stored, None, layer.kv_cache, slots)
+
+
+def store(impl: Any, layer: Any, key: Tensor, value: Any, kv_cache: Tensor, slots: Tensor) -> None:
+    """In the place of vLLM's own update. `key` is the whole cache as it is to be."""
+    kv_cache.copy_(key)
 
 
 def assert_indexed(layer: SimpleNamespace, slots: Tensor) -> None:
@@ -158,7 +166,7 @@ def test_a_decode_step_is_the_references(
     monkeypatch.setattr(paged, "paged_decode", lambda *a, impl, **k: attend(*a, impl="reference", **k))
     monkeypatch.setattr(compat, "captures_piecewise", lambda device: False)
     monkeypatch.setattr(fa_utils, "flash_attn_varlen_func", attend_pages, raising=False)
-    monkeypatch.setattr(flash_attn.FlashAttentionImpl, "do_kv_cache_update", lambda *a, **k: None)
+    monkeypatch.setattr(flash_attn.FlashAttentionImpl, "do_kv_cache_update", store)
     monkeypatch.setattr(
         flash_attn.FlashAttentionMetadataBuilder,
         "build",
@@ -245,7 +253,7 @@ def test_the_index_follows_a_cache_that_moves_and_not_within_a_graph(monkeypatch
 
     from sparroll.engines.vllm.attention import cuda_backend as backend
 
-    monkeypatch.setattr(flash_attn.FlashAttentionImpl, "do_kv_cache_update", lambda *a, **k: None)
+    monkeypatch.setattr(flash_attn.FlashAttentionImpl, "do_kv_cache_update", store)
     STATE.configure(SCHEDULE, 3, "cpu")
     work = backend.Workspace.allocate(R, H, G, D, M, torch.float32, SCHEDULE.selector, 3, torch.device("cpu"))
     monkeypatch.setattr(backend, "_workspace", work)
@@ -263,15 +271,21 @@ def test_the_index_follows_a_cache_that_moves_and_not_within_a_graph(monkeypatch
     store_keys(layers, slots)
     monkeypatch.setattr(compat, "captures", lambda device: True)
     store_keys(layers, slots)
-    # vLLM measures memory with a small cache, and allocates another behind it.
-    for layer in layers:
-        layer.kv_cache, layer.impl.index = layer.kv_cache * 2, rows_of(1, D, torch.bfloat16)
-    with pytest.raises(RuntimeError, match="captured before any step ran"):
+    # vLLM measures memory with a small cache, and allocates another behind it. One that moved is enough.
+    for moves in ("keys", "index"):
+        if moves == "keys":
+            layers[0].kv_cache = layers[0].kv_cache * 2
+        else:
+            layers[1].impl.index = rows_of(1, D, torch.bfloat16)
+        monkeypatch.setattr(compat, "captures", lambda device: True)
+        with pytest.raises(RuntimeError, match="captured before any step ran"):
+            store_keys(layers, slots)
+        monkeypatch.setattr(compat, "captures", lambda device: False)
+        for layer, factor in zip(layers, (2, 1) if moves == "index" else (2, 2), strict=True):
+            layer.kv_cache = kept * factor
         store_keys(layers, slots)
-    monkeypatch.setattr(compat, "captures", lambda device: False)
-    store_keys(layers, slots)
-    for layer in layers:
-        assert_indexed(layer, slots)
+        for layer in layers:
+            assert_indexed(layer, slots)
 
 
 @needs_vllm
@@ -288,7 +302,7 @@ def test_layers_write_their_own_index_rows_where_they_may_be_read_at_once(
     schedule = (
         Schedule((Step(0, 64),), PageMean(16, 16, 16), dense_layers=(0,)) if why == "one recent unit" else SCHEDULE
     )
-    monkeypatch.setattr(flash_attn.FlashAttentionImpl, "do_kv_cache_update", lambda *a, **k: None)
+    monkeypatch.setattr(flash_attn.FlashAttentionImpl, "do_kv_cache_update", store)
     monkeypatch.setattr(compat, "captures_piecewise", lambda device: why == "a piecewise graph")
     STATE.configure(schedule, 3, "cpu")
     work = backend.Workspace.allocate(R, H, G, D, M, torch.float32, schedule.selector, 3, torch.device("cpu"))
@@ -301,3 +315,52 @@ def test_layers_write_their_own_index_rows_where_they_may_be_read_at_once(
     first = layer_of(backend, {"number": 1, "index": rows_of(1, D, torch.bfloat16), "groups": None}, kept)
     store_keys([first], slots)
     assert_indexed(first, slots)
+
+
+@needs_vllm
+@pytest.mark.parametrize(
+    ("starts", "only_decodes"), [([0, 1, 2, 3, 3], True), ([0, 1, 2, 9, 9], False), ([0, 5, 9], False)]
+)
+def test_the_metadata_says_whether_any_row_prefills(
+    monkeypatch: pytest.MonkeyPatch, starts: list[int], only_decodes: bool
+) -> None:
+    from vllm.v1.attention.backends import flash_attn
+
+    from sparroll.engines.vllm.attention import cuda_backend as backend
+
+    monkeypatch.setattr(
+        flash_attn.FlashAttentionMetadataBuilder, "build", lambda self, *a, **k: SimpleNamespace(), raising=True
+    )
+    monkeypatch.setattr(backend.SparseMetadataBuilder, "_prefills", lambda self, common, first: None)
+    monkeypatch.setattr(paged, "plan_layers", lambda *a, **k: None)
+    STATE.configure(SCHEDULE, 3, "cpu")
+    work = backend.Workspace.allocate(R, H, G, D, M, torch.float32, SCHEDULE.selector, 3, torch.device("cpu"))
+    work.only_decodes = not only_decodes
+    monkeypatch.setattr(backend, "_workspace", work)
+    builder = object.__new__(backend.SparseMetadataBuilder)
+    builder.sparse, builder.use_full_cuda_graph, builder.device = True, True, torch.device("cpu")
+    rows = len(starts) - 1
+    contexts = torch.tensor(CONTEXTS[:rows], dtype=torch.int32)
+    common = SimpleNamespace(
+        num_reqs=rows, query_start_loc_cpu=torch.tensor(starts), seq_lens=contexts, seq_lens_cpu_upper_bound=contexts,
+        is_prefilling=torch.zeros(rows, dtype=torch.bool), block_table_tensor=torch.zeros(rows, M, dtype=torch.int32),
+    )  # fmt: skip
+    builder.build(0, common)
+    assert work.only_decodes is only_decodes
+
+
+@needs_vllm
+@pytest.mark.parametrize(
+    ("mode", "captures"), [("PIECEWISE", True), ("FULL", True), ("NONE", True), ("PIECEWISE", False)]
+)
+def test_a_piecewise_graph_is_known_by_the_forward_context(
+    monkeypatch: pytest.MonkeyPatch, mode: str, captures: bool
+) -> None:
+    from vllm.config import CUDAGraphMode
+
+    from vllm import forward_context
+
+    context = SimpleNamespace(cudagraph_runtime_mode=CUDAGraphMode[mode])
+    monkeypatch.setattr(forward_context, "get_forward_context", lambda: context)
+    monkeypatch.setattr(compat, "captures", lambda device: captures)
+    assert compat.captures_piecewise(torch.device("cpu")) is (captures and mode == "PIECEWISE")

@@ -98,7 +98,7 @@ class LayersApart:
 
     @staticmethod
     def of(layers: list[Any]) -> LayersApart:
-        return LayersApart(_addresses(layers), layers_apart([_indexed(layer) for layer in layers]))
+        return LayersApart(_addresses(layers), layers_apart([_keys_and_index(layer) for layer in layers]))
 
     def holds(self, layers: list[Any]) -> bool:
         """Whether all caches still lie there."""
@@ -116,7 +116,7 @@ def _addresses(layers: list[Any]) -> list[int]:
     return [held.kv_cache.data_ptr() for layer in layers for held in (layer, layer.impl.index)]
 
 
-def _indexed(layer: Any) -> tuple[Tensor, Tensor]:
+def _keys_and_index(layer: Any) -> tuple[Tensor, Tensor]:
     """Keys [P, B, H, D] and index rows [P, S, H, W] of a layer."""
     rows_PSHW = layer.impl.index.rows_PSHW
     assert rows_PSHW is not None, "vLLM gave memory to some layers of the index only"
@@ -302,18 +302,21 @@ class SparseImpl(SparseLayer, FlashAttentionImpl):
         groups_PSHV = None if self.groups is None else self.groups.rows_PSHW
         if groups_PSHV is not None:
             paged.update_groups(keys_PBHD, values_PBHD, groups_PSHV, slot_mapping, selector, impl="triton")
-        if not self._may_be_late(selector):
+        if not self._last_layer_writes_all(selector):
             paged.update_index(keys_PBHD, index_PSHW, slot_mapping, selector, impl="triton")
         elif self.number == STATE.last_indexed_layer:
             self._update_all(slot_mapping, selector)
 
-    def _may_be_late(self, selector: Selector) -> bool:
-        """Whether the last layer may write the index rows of all, in one launch.
+    def _last_layer_writes_all(self, selector: Selector) -> bool:
+        """Whether the index rows of this step may wait for the last layer, which writes those of all layers in one launch.
+        The layers before it have scored by then, so no row that they scored may be one of this step's.
 
-        In a step of decode rows alone, a row's new token completes its last unit, which is read whatever the index says.
-        Through prefix caching another row may share that unit in the same step, one unit before its own last one, which
-        it reads as well if at least two are always read. A row that prefills completes more. A piecewise graph, which
-        runs both kinds of steps, is captured for both.
+        In a step of decode rows alone, a row's new token completes at most the unit that it stands in, the row's last one,
+        which is read without being scored. Prefix caching shares whole blocks, as soon as they are scheduled. So another
+        row may share that unit in this very step, and its own one new token then begins the next unit: there it is the last
+        but one, and is not scored either, if at least two recent units are always read. All other units were written in
+        earlier steps. Not so where a row prefills: it completes many units, and a row that shares them may score them. What
+        is captured into a piecewise graph is replayed in steps of both kinds.
         """
         assert _workspace is not None, "an index without a workspace"
         decodes = _workspace.only_decodes and not compat.captures_piecewise(STATE.device)
@@ -327,7 +330,7 @@ class SparseImpl(SparseLayer, FlashAttentionImpl):
             if compat.captures(STATE.device):
                 raise RuntimeError("a CUDA graph is captured before any step ran over this KV cache")
             apart = _workspace.apart = LayersApart.of(layers)
-        keys_PBHD, index_PSHW = _indexed(layers[0])
+        keys_PBHD, index_PSHW = _keys_and_index(layers[0])
         paged.update_index(keys_PBHD, index_PSHW, slot_mapping, selector, impl="triton", apart_2L=apart.bytes_2L)
 
     def _decode(self, query: Tensor, kv_cache: Tensor, plan: StepPlan, output: Tensor) -> None:
