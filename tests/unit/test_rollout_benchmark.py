@@ -388,7 +388,7 @@ def test_the_page_shows_target_ratio_and_missing_moments_or_that_nothing_ran(
     assert not any("| drained |" in line for line in lines)
     cells = [cell.strip() for cell in lines[3].split("|")[1:-1]]
     assert cells[1:5] == ["Qwen3-1.7B", "long", "4 x 4", "dense"]
-    assert cells[8:10] == ["4.00x", "no"]
+    assert cells[8:10] == ["4.00x", "no, by these moments"]
     assert cells[-3:] == ["1/4", "1/31.2", "4 of 7"]
     assert (
         "The schedules are scaled, to be calibrated on the real model: budgets of the published ones divided by 4, a ratio "
