@@ -166,6 +166,12 @@ def small_units_at_same_moments() -> Figures:
     }
 
 
+def _smallest_2x2(model: str) -> float:
+    """The smallest ratio of 2 x 2 with two dense layers."""
+    cells = results(f"code-lm-{model}-h100", "code_lm_cells")
+    return float(cells["smallest"]["quantized_mean-2x2"]["ratio"])
+
+
 def small_units_budgets() -> Figures:
     """By how much the budgets of 1.7B are smaller than the published ones, and what models of code save."""
     ratio = {
@@ -179,14 +185,8 @@ def small_units_budgets() -> Figures:
         if (row["rule"], row["statistic"], row["published_budget"], row["from_context_tokens"])
         == ("quantized_mean-2x2", "q05", 2048, 8192)
     ]
-    smallest = [
-        results(f"code-lm-seed-{seed}-h100", "code_lm_cells")["smallest"]["quantized_mean-2x2"]["ratio"]
-        for seed in range(3)
-    ]
-    trained = [
-        results(f"code-lm-{name}-h100", "code_lm_cells")["smallest"]["quantized_mean-2x2"]["ratio"]
-        for name in ("study-wide", "tiny-reasoner")
-    ]
+    smallest = [_smallest_2x2(f"seed-{seed}") for seed in range(3)]
+    trained = [_smallest_2x2(name) for name in ("study-wide", "tiny-reasoner")]
     return {
         "fours": down(ratio["wide"], 2),
         "pairs": down(ratio["wide-2x2"], 2),
@@ -225,13 +225,11 @@ APART = 1.3
 
 def small_units_in_budget_h200() -> Figures:
     """The same on an H200, where one launch writes the index of all layers."""
-    cells = results("decode-step-within-budget-fine-qwen3-1.7b-h200", "decode-step")
+    name = "decode-step-within-budget-fine-qwen3-1.7b-h200"
+    more = {key: 100 * (sparse / dense - 1) for key, (dense, sparse) in pairs(decode_cells(name)).items()}
     blocks: dict[tuple[int, int], dict[str, list[float]]] = {}
-    for cell in cells:
+    for cell in results(name, "decode-step"):
         blocks.setdefault((cell["batch"], cell["context_tokens"]), {})[cell["engine"]] = cell["seconds"]
-    more = {
-        key: 100 * (statistics.median(of["triton"]) / statistics.median(of["dense"]) - 1) for key, of in blocks.items()
-    }
     apart = [key for key, of in blocks.items() if max(of["triton"]) / min(of["triton"]) > APART]
     assert all(max(of["dense"]) / min(of["dense"]) <= APART for of in blocks.values()), "dense blocks lie apart, too"
     return {

@@ -136,6 +136,20 @@ def assert_indexed(layer: SimpleNamespace, slots: Tensor) -> None:
     torch.testing.assert_close(found, expected, atol=1e-3, rtol=2**-7)
 
 
+def workspace(monkeypatch: pytest.MonkeyPatch, backend: Any, selector: Selector, units: int = M) -> Any:
+    """That of an engine with three layers."""
+    work = backend.Workspace.allocate(R, H, G, D, units, torch.float32, selector, 3, torch.device("cpu"))
+    monkeypatch.setattr(backend, "_workspace", work)
+    return work
+
+
+def builder_of(backend: Any) -> Any:
+    """A metadata builder of a sparse engine with full graphs."""
+    builder = object.__new__(backend.SparseMetadataBuilder)
+    builder.sparse, builder.use_full_cuda_graph, builder.device = True, True, torch.device("cpu")
+    return builder
+
+
 def layer_of(backend: Any, its: dict[str, Any], kv_cache: Tensor) -> SimpleNamespace:
     """vLLM's attention layer around our implementation."""
     impl = object.__new__(backend.SparseImpl)
@@ -176,11 +190,9 @@ def test_a_decode_step_is_the_references(
     selector, units_per_block = schedule.selector, block // 16
     kv_cache = cache("NHD", block)
     table = torch.randperm(P)[: R * M].view(R, M).int()
-    work = backend.Workspace.allocate(R, H, G, D, M * units_per_block, torch.float32, selector, 3, torch.device("cpu"))
-    monkeypatch.setattr(backend, "_workspace", work)
+    work = workspace(monkeypatch, backend, selector, M * units_per_block)
 
-    builder = object.__new__(backend.SparseMetadataBuilder)
-    builder.sparse, builder.use_full_cuda_graph, builder.device = True, True, torch.device("cpu")
+    builder = builder_of(backend)
     common = SimpleNamespace(
         num_reqs=R,
         query_start_loc_cpu=torch.tensor([0, 1, 2, 3, 3]),
@@ -255,8 +267,7 @@ def test_the_index_follows_a_cache_that_moves_and_not_within_a_graph(monkeypatch
 
     monkeypatch.setattr(flash_attn.FlashAttentionImpl, "do_kv_cache_update", store)
     STATE.configure(SCHEDULE, 3, "cpu")
-    work = backend.Workspace.allocate(R, H, G, D, M, torch.float32, SCHEDULE.selector, 3, torch.device("cpu"))
-    monkeypatch.setattr(backend, "_workspace", work)
+    work = workspace(monkeypatch, backend, SCHEDULE.selector)
     kept, slots = cache("NHD", 16), torch.arange(P * 16)
     layers = [
         layer_of(backend, {"number": number, "index": rows_of(1, D, torch.bfloat16), "groups": None}, kept * number)
@@ -305,9 +316,8 @@ def test_layers_write_their_own_index_rows_where_they_may_be_read_at_once(
     monkeypatch.setattr(flash_attn.FlashAttentionImpl, "do_kv_cache_update", store)
     monkeypatch.setattr(compat, "captures_piecewise", lambda device: why == "a piecewise graph")
     STATE.configure(schedule, 3, "cpu")
-    work = backend.Workspace.allocate(R, H, G, D, M, torch.float32, schedule.selector, 3, torch.device("cpu"))
+    work = workspace(monkeypatch, backend, schedule.selector)
     work.only_decodes = why != "a row prefills"
-    monkeypatch.setattr(backend, "_workspace", work)
     kept, slots = cache("NHD", 16), torch.arange(P * 16)
     for number in (1, 2):
         STATE.index_read_share[number] = 0.0
@@ -334,11 +344,9 @@ def test_the_metadata_says_whether_any_row_prefills(
     monkeypatch.setattr(backend.SparseMetadataBuilder, "_prefills", lambda self, common, first: None)
     monkeypatch.setattr(paged, "plan_layers", lambda *a, **k: None)
     STATE.configure(SCHEDULE, 3, "cpu")
-    work = backend.Workspace.allocate(R, H, G, D, M, torch.float32, SCHEDULE.selector, 3, torch.device("cpu"))
+    work = workspace(monkeypatch, backend, SCHEDULE.selector)
     work.only_decodes = not only_decodes
-    monkeypatch.setattr(backend, "_workspace", work)
-    builder = object.__new__(backend.SparseMetadataBuilder)
-    builder.sparse, builder.use_full_cuda_graph, builder.device = True, True, torch.device("cpu")
+    builder = builder_of(backend)
     rows = len(starts) - 1
     contexts = torch.tensor(CONTEXTS[:rows], dtype=torch.int32)
     common = SimpleNamespace(
