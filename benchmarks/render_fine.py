@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import record_tables
@@ -104,27 +104,40 @@ def _caveats() -> list[str]:
 
 
 def fine_whole_runs() -> str:
-    """Runs of the drained set from the first token to the last, beside what the moments say of them."""
+    """Runs of the drained set from the first token to the last, beside what the moments say of them, and beside the dense
+    run that the moments of the same record give."""
     rows = []
-    for size, request_set, found in fine_records():
-        name, dense = f"whole-run-qwen3-{size}-fine-h200", f"whole-run-qwen3-{size}-dense-h200"
+    for kind, size, request_set, found in all_records():
+        name = f"whole-run-qwen3-{size}-{kind}-h200"
         if (_device(found), request_set) == ("H200", "drained") and _exists(name):
             run = results(name, "whole-run")
-            estimated = run["tokens"] / found["sparse_tokens_per_second"]
+            estimated, dense = (run["tokens"] / found[f"{which}_tokens_per_second"] for which in ("sparse", "dense"))
             error = rounded_up(100 * abs(estimated / run["seconds"] - 1), 1)
-            speedup = times(results(dense, "whole-run")["seconds"] / run["seconds"]) if _exists(dense) else ""
             seconds = [rounded_up(run["seconds"], 1), rounded_up(estimated, 1)]
-            rows.append([f"Qwen3-{size.upper()}", f"{run['tokens']:,}", *seconds, f"{error} %", speedup])
-    head = ["first token to last, small units", "tokens", "run, s", "moments say, s", "error", "speed-up over dense"]
+            about = [f"Qwen3-{size.upper()}", KINDS[kind][0], f"{run['tokens']:,}"]
+            rows.append([*about, *seconds, f"{error} %", times(dense / run["seconds"])])
+    head = ["first token to last", "units", "tokens", "run, s", "moments say, s", "error", "dense moments / run"]
     return "\n" + table(head, rows) if rows else ""
 
 
-def fine_profiles() -> str:
-    """Where the time of a step goes that misses its target: milliseconds by kind of kernel, beside those of its bytes. The
-    records of devices without targets have theirs, too."""
-    rows = []
+def reached_goals(kinds: Collection[str] = tuple(KINDS)) -> dict[tuple[str, str], bool]:
+    """Whether a record of these kinds with all moments reaches the target of a (size, request set)."""
+    best: dict[tuple[str, str], bool] = {}
     for kind, size, request_set, found in all_records():
-        profile = None if found["target_speedup"] is None else found["profile"]
+        if kind in kinds and found["target_speedup"] is not None:
+            reached = found["speedup"] >= found["target_speedup"] and not found["windows_missing"]
+            best[size, request_set] = best.get((size, request_set), False) or reached
+    return best
+
+
+def fine_profiles() -> str:
+    """Where the time of a step goes whose target no record reaches: milliseconds by kind of kernel, beside those of its
+    bytes."""
+    rows = []
+    goals = reached_goals()
+    for kind, size, request_set, found in all_records():
+        missed = found["target_speedup"] is not None and not goals[size, request_set]
+        profile = found["profile"] if missed else None
         groups = sorted((profile or {}).get("groups_ms", {}).items(), key=lambda item: -item[1])
         for group, ms in groups[:SHOWN_GROUPS]:
             floor = profile["floors_ms"].get(group)
