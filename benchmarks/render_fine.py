@@ -9,6 +9,7 @@ from typing import Any
 
 import record_tables
 from record_tables import results, table, times
+from render_speed import WholeRun
 from request_sets import SETS
 
 from sparroll.rounding import percent_down, rounded_down, rounded_up
@@ -104,35 +105,36 @@ def _caveats() -> list[str]:
 
 
 def fine_whole_runs() -> str:
-    """Runs of the drained set from the first token to the last, beside what the moments say of them, and beside the dense
-    run that the moments of the same record give."""
+    """Runs of the drained set from the first token to the last, beside what their moments say and beside the whole dense
+    run."""
     rows = []
     for kind, size, request_set, found in all_records():
         name = f"whole-run-qwen3-{size}-{kind}-h200"
         if (_device(found), request_set) == ("H200", "drained") and _exists(name):
             run = results(name, "whole-run")
-            estimated, dense = (run["tokens"] / found[f"{which}_tokens_per_second"] for which in ("sparse", "dense"))
-            error = rounded_up(100 * abs(estimated / run["seconds"] - 1), 1)
-            seconds = [rounded_up(run["seconds"], 1), rounded_up(estimated, 1)]
-            about = [f"Qwen3-{size.upper()}", KINDS[kind][0], f"{run['tokens']:,}"]
-            rows.append([*about, *seconds, f"{error} %", times(dense / run["seconds"])])
-    head = ["first token to last", "units", "tokens", "run, s", "moments say, s", "error", "dense moments / run"]
+            whole = WholeRun(
+                size, kind, 1.0, run["tokens"], run["seconds"], run["tokens"] / found["sparse_tokens_per_second"]
+            )
+            dense = results(f"whole-run-qwen3-{size}-dense-h200", "whole-run")["seconds"]
+            seconds = [rounded_up(each, 1) for each in (whole.seconds, whole.estimated_seconds)]
+            about = [f"Qwen3-{size.upper()}", KINDS[kind][0], f"{whole.tokens:,}", *seconds, whole.error_percent + "%"]
+            rows.append([*about, rounded_up(dense, 1), times(dense / whole.seconds)])
+    head = ["model", "units", "tokens", "whole run, s", "its moments say, s", "error", "whole dense run, s", "speed-up"]
     return "\n" + table(head, rows) if rows else ""
 
 
 def reached_goals(kinds: Collection[str] = tuple(KINDS)) -> dict[tuple[str, str], bool]:
-    """Whether a record of these kinds with all moments reaches the target of a (size, request set)."""
-    best: dict[tuple[str, str], bool] = {}
+    """By (size, request set): whether a record of these kinds that has all moments reaches the target."""
+    reached: dict[tuple[str, str], bool] = {}
     for kind, size, request_set, found in all_records():
         if kind in kinds and found["target_speedup"] is not None:
-            reached = found["speedup"] >= found["target_speedup"] and not found["windows_missing"]
-            best[size, request_set] = best.get((size, request_set), False) or reached
-    return best
+            here = found["speedup"] >= found["target_speedup"] and not found["windows_missing"]
+            reached[size, request_set] = reached.get((size, request_set), False) or here
+    return reached
 
 
 def fine_profiles() -> str:
-    """Where the time of a step goes whose target no record reaches: milliseconds by kind of kernel, beside those of its
-    bytes."""
+    """Kernels of the steps whose target no record reaches: milliseconds, beside what their bytes take."""
     rows = []
     goals = reached_goals()
     for kind, size, request_set, found in all_records():

@@ -168,6 +168,12 @@ def decode_cells(name: str = "decode-step-qwen3-1.7b-h200") -> dict[tuple[int, i
     }
 
 
+def sparse_layers(name: str) -> int:
+    """How many layers were sparse in a record of decode steps."""
+    schedule = records.read(RESULTS / f"{name}.json", "decode-step")["config"]["schedule_table"]
+    return int(schedule["fingerprint"]["layers"] - len(schedule["dense_layers"]))
+
+
 def pairs(cells: dict[tuple[int, int, str], float]) -> dict[tuple[int, int], tuple[float, float]]:
     """(batch, context) -> milliseconds of a dense and of a sparse step, where both were measured."""
     found = {}

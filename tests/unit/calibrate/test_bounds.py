@@ -7,12 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from sparroll.calibrate.bounds import NO_BOUNDS, BlindSpots
+from sparroll.calibrate.bounds import NO_BOUNDS, BlindSpots, holding
+from sparroll.calibrate.fit import FittedSchedule
 from sparroll.calibrate.measure import Measurement
 from sparroll.calibrate.sweep import Sweep, sweep
 from sparroll.draft_check import DraftCheck
 from sparroll.errors import UserError
 from sparroll.mismatch.divergence import Divergence
+from sparroll.schedule import Schedule
 
 from .fakes import study
 
@@ -27,9 +29,11 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
 
 
 def with_kl(measurement: Measurement, kl: float, over_20_nats: float = 0.0) -> Measurement:
-    """The same with this KL and this share in each bin."""
-    sums = {start: [10.0, 10 * kl, 5.0, 5.0, 5.0, 10 * over_20_nats] for start in BINS}
-    return replace(measurement, divergence=Divergence(100, sums))
+    """The same with this KL and this share in each bin, and with half of the probability 2, 5 and 10 nats off."""
+    tokens = 10.0
+    over_2 = over_5 = over_10 = tokens / 2
+    sums = [tokens, tokens * kl, over_2, over_5, over_10, tokens * over_20_nats]
+    return replace(measurement, divergence=Divergence(100, {start: list(sums) for start in BINS}))
 
 
 def with_kls(swept: Sweep, *kls: float) -> Sweep:
@@ -47,19 +51,37 @@ def test_the_target_of_a_schedule_file_gives_the_bounds_back(bounds: BlindSpots)
     assert bounds.any == (bounds != NO_BOUNDS)
 
 
+def test_bounds_join_the_target_that_a_fitted_schedule_has() -> None:
+    for target in (None, {"at_least": 0.86}):
+        fitted = FittedSchedule(replace(Schedule.fixed(64), target=target), (), ("a note",))
+        found = holding(fitted, BlindSpots(kl_at_most=0.1))
+        assert found == replace(fitted, schedule=replace(fitted.schedule, target={**(target or {}), "kl_at_most": 0.1}))
+
+
 def test_no_target_bounds_nothing() -> None:
     assert BlindSpots.of_target(None) == NO_BOUNDS and NO_BOUNDS.table() == {} and str(NO_BOUNDS) == "nothing"
 
 
-def test_each_limit_has_its_range() -> None:
-    BlindSpots(0.0, 5.0, 0.0), BlindSpots(1.0, None, 1.0)
-    for wrong in (BlindSpots, lambda share: BlindSpots(far_mass_at_most=share)):
-        for share in (-0.01, 1.01):
-            with pytest.raises(UserError, match="must be a share from 0 to 1"):
-                wrong(share)
-    for kl in (0.0, -1.0, math.inf, math.nan):
-        with pytest.raises(UserError, match="kl_at_most must be above 0 and finite"):
-            BlindSpots(kl_at_most=kl)
+@pytest.mark.parametrize("name", ["over_2_nats_at_most", "far_mass_at_most"])
+def test_a_share_lies_between_0_and_1(name: str) -> None:
+    for share in (0.0, 1.0):
+        assert BlindSpots(**{name: share}).table()[name] == share
+    for share in (-0.01, 1.01):
+        with pytest.raises(UserError, match=f"{name} must be a share from 0 to 1"):
+            BlindSpots(**{name: share})
+
+
+@pytest.mark.parametrize("kl", [0.0, -1.0, math.inf, math.nan])
+def test_a_bound_on_the_kl_is_above_0_and_finite(kl: float) -> None:
+    with pytest.raises(UserError, match="kl_at_most must be above 0 and finite"):
+        BlindSpots(kl_at_most=kl)
+
+
+def test_all_bounds_in_words() -> None:
+    assert str(BlindSpots(0.01, 0.1, 0.001, 10)) == (
+        "at most 0.01 of the tokens over 2 nats off and a KL of at most 0.1 and at most 0.001 of the probability over 10 "
+        "nats off"
+    )
 
 
 def test_what_lies_on_a_limit_holds_and_what_lies_above_it_is_said(swept) -> None:

@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from numpy.testing import assert_array_equal
 
 from sparroll.attention.selectors import PageMean
 from sparroll.calibrate.bounds import NO_BOUNDS, BlindSpots
@@ -22,9 +24,11 @@ from sparroll.calibrate.sweep import Sweep, sweep
 from sparroll.draft_check import DraftCheck
 from sparroll.plan.hardware import find_hardware
 from sparroll.plan.kernel_times import kernel_times_of
+from sparroll.plan.length_mix import LengthMix
 from sparroll.plan.model_shape import ModelShape
 from sparroll.plan.time_model import TimeModel
 from sparroll.schedule import Schedule, Step
+from sparroll.types import Rollout
 
 from .fakes import study
 
@@ -107,21 +111,22 @@ def test_a_budget_of_all_but_the_last_token_of_a_bin_reads_it_whole(swept) -> No
     assert predicted_drafts(swept, replace(whole, steps=(Step(0, 98), *whole.steps[1:]))) > nothing_taken_back
 
 
-def test_a_measured_budget_that_reads_everything_adds_no_drafts(swept) -> None:
-    """Halfway between 64 tokens and 512, by their logarithms, half of what 64 tokens drafted beyond one a token."""
+def test_drafts_between_two_measured_budgets_lie_on_a_line_over_their_logarithms(swept) -> None:
+    """512 tokens read every context whole and add nothing, so halfway to them is half of what 64 tokens add."""
     least, half = (predicted_drafts(swept, Schedule.fixed(budget, selector=SINGLE_TOKENS)) for budget in (64, 181))
+    assert least == pytest.approx(swept.measurements[0].checked.checks.drafted_per_kept)
     nothing_taken_back = CHECK.drafts / CHECK.window_tokens
     rows = {row.from_context_tokens: row.tokens for row in swept.ceiling.tail().rows}
-    partly = {budget: sum(n for start, n in rows.items() if start + 99 > budget) for budget in (64, 181)}
-    excess = (least / nothing_taken_back - 1) * sum(rows.values()) / partly[64]
-    expected = nothing_taken_back * (1 + 0.5 * excess * partly[181] / sum(rows.values()))
-    assert half == pytest.approx(expected, rel=2e-3)
+    read_in_part = sum(count for start, count in rows.items() if start + 99 > 181) / sum(rows.values())
+    added = least / nothing_taken_back - 1
+    assert half == pytest.approx(nothing_taken_back * (1 + 0.5 * added * read_in_part), rel=2e-3)
 
 
 def test_a_machine_predicts_by_measured_steps_or_else_by_timed_kernels() -> None:
     rollouts = study().dense_rollouts()
     timed = Machine.decoding(rollouts, SHAPE, find_hardware("H200"))
-    assert timed.kernels == kernel_times_of("H200") is not None
+    assert timed.kernels is not None
+    assert timed.kernels == kernel_times_of("H200")
     fitted = TimeModel(0.001, 0.0, 1e12, 0.0, worst_relative_error=0.01, steps=7)
     by_steps = Machine.decoding(rollouts, SHAPE, find_hardware("H200"), fitted)
     assert by_steps.kernels is None
@@ -130,3 +135,14 @@ def test_a_machine_predicts_by_measured_steps_or_else_by_timed_kernels() -> None
     assert timed.times_said(selector).startswith("times: kernels of page_mean")
     unknown = replace(timed, kernels=None)
     assert unknown.times_said(selector).startswith("times: no kernels that were timed on")
+
+
+def test_a_machine_has_the_lengths_from_the_shortest_prompt_to_each_end() -> None:
+    rollouts = [
+        Rollout([1] * prompt, [2] * response, sparse_logp=torch.zeros(response), finish_reason="stop")
+        for prompt, response in ((20, 100), (40, 300))
+    ]
+    machine = Machine.decoding(rollouts, SHAPE, find_hardware("H200"))
+    expected = LengthMix.parse([120, 340]).decode_contexts(20)
+    for name in ("tokens", "weights"):
+        assert_array_equal(getattr(machine.lengths, name), getattr(expected, name))
