@@ -56,8 +56,9 @@ def rows(task: ClaimTask) -> dict[str, Reading]:
     low, middle = task.low_budget, task.middle_budget
     made = {f"pages-{tokens}": budget(tokens) for tokens in task.budgets[:-1]}
     large = PageMean(**task.ends(4 * task.page_tokens))
-    units = QuantizedMean(**task.ends(4), bits=4)
-    made |= {f"units-{tokens}": budget(tokens, units) for tokens in (low, middle)}
+    for name, of_tokens in (("units", 4), ("pairs", 2)):
+        units = QuantizedMean(**task.ends(of_tokens), bits=of_tokens)
+        made |= {f"{name}-{tokens}": budget(tokens, units) for tokens in (low, middle)}
     whole = middle // large.page_tokens * large.page_tokens
     made |= {f"large-pages-{whole}": budget(whole, large)}
     made |= {f"quest-{tokens}": budget(tokens, Quest(**ends)) for tokens in (low, middle)}
