@@ -10,6 +10,7 @@ from claim_words import Claims, Figures, bare, down, up
 from record_tables import results
 from render_fine import fine_records, reached_goals
 from render_speed import decode_cells, pairs, rollout_records, sparse_layers
+from scipy import stats
 
 # -- rollouts and steps in vLLM ------------------------------------------------------------------------------------------
 
@@ -192,6 +193,21 @@ def small_units_budgets() -> Figures:
     }
 
 
+def trained_under_pairs() -> Figures:
+    """Runs of tiny-reasoner under units of 2 tokens beside runs on dense rollouts: what they gained, with the interval of
+    the difference over seeds."""
+    lines = results("training-units-2x2-tiny-reasoner-cpu", "claims-predicts-training")["rows"]
+    rows = {line["row"]: line for line in lines}
+    dense, pairs_of = (rows[row]["accuracy_change"]["seeds"] for row in ("dense", "pairs-192"))
+    least, most = stats.ttest_ind(pairs_of, dense, equal_var=False).confidence_interval()
+    return {
+        "tail": down(rows["pairs-192"]["worst_bin_q05"]["mean"], 3),
+        "less": up(statistics.mean(dense) - statistics.mean(pairs_of), 3),
+        "low": bare(down(least, 3)),
+        "high": bare(up(most, 3)),
+    }
+
+
 def small_units_in_budget() -> Figures:
     """What steps take more than dense ones, in %, in contexts that a schedule of small units reads whole: by medians, by
     the fastest block of each cell, and on a quieter host with an H100."""
@@ -332,6 +348,8 @@ PAGES: Mapping[str, Claims] = {
         "2 x 2 saves {code_least} to {code_most} times in the three trained models of code where the published rule reads a "
         "sixth of the context, and {smallest_least} to {smallest_most} times where it reads a third. In the two others it "
         "saves at least {with_dense} times": small_units_budgets,
+        "had a tail of {tail} in the worst length bin and gained {less} less than on dense rollouts, with an interval of "
+        "the difference from {low} to {high}": trained_under_pairs,
         "On an H100, 4 x 4 made them {h100_dense_least} to {h100_dense_most} % faster with layers 0 and 1 dense, and "
         "{h100_wide_least} to {h100_wide_most} % with these two reading four times as much": small_units,
         "By medians it costs {median_least} to {median_most} % more for 1 and for 8 requests, and up to {median_many} % "
