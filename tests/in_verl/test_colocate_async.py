@@ -26,10 +26,10 @@ def long_run(folder: Path) -> list[Metrics]:
         f"+{PREFIX}.rescoring.probe_rollouts": "8",
         f"+{PREFIX}.control.by": "controller",
         f"+{PREFIX}.control.target": "0.97",
-        # More prompts are under way than a step trains on, so some are when the weights change. Four at a time, the others
+        # More prompts are under way than a step trains on, so some are when the weights change. Two at a time, the others
         # take longer than the trainer may need to stop them, on a slow machine, too.
         "trainer.v1.colocate_async.num_warmup_batches": "1",
-        "actor_rollout_ref.rollout.max_num_seqs": "4",
+        "actor_rollout_ref.rollout.max_num_seqs": "2",
         "trainer.total_training_steps": "5",
         # A validation that is sampled as training is, so that only what its requests say tells it from training.
         "trainer.test_freq": "3",
