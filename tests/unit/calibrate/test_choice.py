@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -40,14 +39,9 @@ SINGLE_TOKENS = PageMean(page_tokens=1, first_tokens=1, recent_tokens=1)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("swept")
-
-
-@pytest.fixture(scope="module")
-def swept(folder: Path) -> Sweep:
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
     """The largest budget reads every context whole."""
-    return sweep(study(), out=folder, budgets=[64, 512], check=CHECK)
+    return sweep(study(), out=tmp_path_factory.mktemp("swept"), budgets=[64, 512], check=CHECK)
 
 
 def bin_of(ceiling: float | None) -> FittedBin:
