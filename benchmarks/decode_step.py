@@ -57,7 +57,9 @@ def rounds(options: argparse.Namespace) -> list[tuple[int, int]]:
 def measure(options: argparse.Namespace, name: str) -> dict[str, Any]:
     """One engine, every cell."""
     attention = ENGINES[name]
-    asked = None if attention is None else {"schedule": options.schedule, "attention": attention}
+    asked: dict[str, Any] | None = None
+    if attention is not None:
+        asked = {"schedule": options.schedule, "attention": attention, "short_step_tokens": options.short_step_tokens}
     cells: dict[tuple[int, int], Cell] = {}
     engine = Engine(options.model, Path(options.folder), asked, max_num_seqs=max(options.batches))
     with engine:
@@ -83,6 +85,9 @@ def main() -> None:
     parser.add_argument("--contexts", nargs="+", type=int, default=CONTEXTS)
     parser.add_argument(
         "--within-budget", action="store_true", help="contexts that the schedule reads whole, in place of --contexts"
+    )
+    parser.add_argument(
+        "--short-step-tokens", type=int, default=0, help="what the sparse engines get (see docs/vllm.md)"
     )
     parser.add_argument("--short", type=int, default=1024, help="contexts up to this are measured in three rounds")
     parser.add_argument("--steps", type=int, default=16, help="decode steps that are timed as one")

@@ -287,6 +287,16 @@ def perturbed(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
     return other
 
 
+@contextmanager
+def sparse_graphs_alone() -> Iterator[None]:
+    """Steps that read everything run in the graphs of the others, and so through their kernels."""
+    from sparroll.engines.vllm.attention.state import STATE
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(STATE, "captured_whole", {})
+        yield
+
+
 class Watch:
     """Counts full-graph replays (V2 runner only) and how often a sparse layer was entered from Python."""
 

@@ -358,6 +358,38 @@ def test_the_metadata_says_whether_any_row_prefills(
 
 
 @needs_vllm
+def test_whole_steps_have_no_plan_once_there_are_graphs_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.v1.attention.backends import flash_attn
+
+    from sparroll.engines.vllm.attention import cuda_backend as backend
+
+    monkeypatch.setattr(flash_attn.FlashAttentionMetadataBuilder, "build", lambda self, *a, **k: SimpleNamespace())
+    monkeypatch.setattr(paged, "plan_layers", lambda *a, **k: None)
+    STATE.configure(SCHEDULE, 3, "cpu")
+    workspace(monkeypatch, backend, SCHEDULE.selector)
+    builder = builder_of(backend)
+
+    def common(contexts: list[int]) -> SimpleNamespace:
+        lengths = torch.tensor(contexts, dtype=torch.int32)
+        return SimpleNamespace(
+            num_reqs=2, query_start_loc_cpu=torch.arange(3), seq_lens=lengths, seq_lens_cpu_upper_bound=lengths,
+            is_prefilling=torch.zeros(2, dtype=torch.bool), block_table_tensor=torch.zeros(2, M, dtype=torch.int32),
+        )  # fmt: skip
+
+    # As vLLM captures: the usual graphs, and then those of whole steps.
+    assert builder.build_for_cudagraph_capture(common([1, 1])).sparroll is not None
+    STATE.layer_captured(1, "triton")
+    assert builder.build(0, common([50, 60])).sparroll is not None
+    STATE.captures_whole = True
+    assert builder.build_for_cudagraph_capture(common([1, 1])).sparroll is None
+    STATE.layer_captured(1, "dense")
+    STATE.captures_whole = False
+    assert builder.build_for_cudagraph_capture(common([1, 1])).sparroll is not None
+    for contexts, whole in (([50, 60], True), ([50, 150], False), ([50, 60], True)):
+        assert (builder.build(0, common(contexts)).sparroll is None) is STATE.step_is_whole is whole
+
+
+@needs_vllm
 @pytest.mark.parametrize(
     ("mode", "captures"), [("PIECEWISE", True), ("FULL", True), ("NONE", True), ("PIECEWISE", False)]
 )

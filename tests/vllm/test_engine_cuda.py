@@ -140,10 +140,11 @@ class TestSparse:
         errors.check()
 
     def test_a_full_budget_is_dense_flash_attention(self, engine: Any, judge: Judge) -> None:
-        engine.set_schedule(None)
-        dense, dense_errors = greedy(engine), judge.errors(sampled(engine), None, SPARSE)
-        engine.set_schedule(FULL)
-        full, full_errors = greedy(engine), judge.errors(sampled(engine), None, SPARSE)
+        with vllm_gpu.sparse_graphs_alone():
+            engine.set_schedule(None)
+            dense, dense_errors = greedy(engine), judge.errors(sampled(engine), None, SPARSE)
+            engine.set_schedule(FULL)
+            full, full_errors = greedy(engine), judge.errors(sampled(engine), None, SPARSE)
         for name, errors in (("schedule None", dense_errors), ("full budget", full_errors)):
             note(f"bf16, {name}", **dataclasses.asdict(errors))
             errors.check()
@@ -169,6 +170,38 @@ class TestSparse:
         # Replays enter no layer, so what they count is what the layers said at capture.
         assert STATE.captured == STATE.ran == kinds
         assert engine.report().layers[-1].sparse_steps > 0
+
+    @only_on_gpu
+    def test_steps_that_read_everything_replay_graphs_that_choose_nothing(
+        self, engine: Any, judge: Judge, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert set(STATE.captured_whole.values()) == {"dense"} and len(STATE.captured_whole) == engine.layers
+        watch, tokens = Watch(engine, monkeypatch), 120
+        engine.set_schedule(FULL)
+        engine.reset_report()
+        engine.generate(prompts([100] * 8, 2), max_new_tokens=tokens, temperature=0, stop_ids=[])
+        assert watch.replays >= tokens - 4 and watch.entries == 0 and watch.written is False
+        assert all(layer.dense_steps == 8 * (tokens - 1) for layer in engine.report().layers)
+        errors = judge.errors(sampled(engine), None, SPARSE)
+        note("bf16, full budget, whole graphs", replays=watch.replays, **dataclasses.asdict(errors))
+        errors.check()
+        # One request by itself leaves its budget behind: graphs of both kinds, and an index that both kept.
+        engine.set_schedule(SPARSE)
+        engine.reset_report()
+        alone = engine.generate(prompts([9], 1), max_new_tokens=ROLLOUT_TOKENS, seed=5, stop_ids=[])
+        layer = engine.report().layers[-1]
+        assert (layer.dense_steps, layer.short_dense_steps) == (64 - 9, 0) and layer.sparse_steps > 900
+        errors = judge.errors(alone, SPARSE, None)
+        note("bf16, one request across its budget", dense_steps=layer.dense_steps, **dataclasses.asdict(errors))
+        errors.check(factor=2, slack=0.01)
+        # Short steps are dense on purpose.
+        monkeypatch.setattr(STATE, "short_step_tokens", 10**6)
+        engine.reset_report()
+        errors = judge.errors(sampled(engine), None, SPARSE)
+        layer = engine.report().layers[-1]
+        note("bf16, short steps", short_dense_steps=layer.short_dense_steps, **dataclasses.asdict(errors))
+        assert layer.sparse_steps == 0 < layer.short_dense_steps
+        errors.check()
 
     def test_the_counters_are_the_schedules(self, engine: Any) -> None:
         asked = prompts(LENGTHS, 3)
@@ -307,10 +340,12 @@ class TestRemainder:
         errors.check()
 
     def test_a_full_budget_leaves_nothing_to_sum_up(self, summing: Any) -> None:
-        """Graphs are the same, so it is the kernels that find nothing."""
+        """In the same graphs, so it is the kernels that find nothing."""
         full = dataclasses.replace(SUMMING, steps=FULL.steps, name="full")
         summing.set_schedule(full)
-        errors = Judge(vllm_gpu.load(torch.bfloat16)).errors(sampled(summing, ROLLOUT_TOKENS // 2), None, SUMMING)
+        with vllm_gpu.sparse_graphs_alone():
+            rollouts = sampled(summing, ROLLOUT_TOKENS // 2)
+        errors = Judge(vllm_gpu.load(torch.bfloat16)).errors(rollouts, None, SUMMING)
         note("bf16, full budget of a remainder", **dataclasses.asdict(errors))
         errors.check()
 

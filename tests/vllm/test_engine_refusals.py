@@ -71,6 +71,19 @@ def test_a_checkpoint_without_a_tensor_is_refused_before_vllm_starts(
         VLLMEngine(folder, dtype=torch.float32)
 
 
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        ({"short_step_tokens": -1}, "short_step_tokens must be a number of tokens, 0 or more, got -1"),
+        ({"short_step_tokens": True}, "short_step_tokens must be a number of tokens"),
+        ({"short_step_tokens": 9, "sparse": False}, "with sparse=False every step is dense"),
+    ],
+)
+def test_short_steps_are_a_number_of_tokens_of_a_sparse_engine(asked: dict[str, Any], reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
+        VLLMEngine("tiny-reasoner", **asked)
+
+
 def test_stages_of_a_pipeline_are_refused() -> None:
     with pytest.raises(UserError, match="one pipeline stage"):
         VLLMEngine("tiny-reasoner", pipeline_parallel_size=2)

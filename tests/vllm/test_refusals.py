@@ -111,6 +111,8 @@ def test_settings_are_a_schedule_or_a_table(monkeypatch: pytest.MonkeyPatch) -> 
         find({"sparroll": {"atention": "triton"}})
     with pytest.raises(UserError, match="unknown attention 'fa2'"):
         find({"sparroll": {"attention": "fa2"}})
+    with pytest.raises(UserError, match="short_step_tokens must be a number of tokens, 0 or more, got '9'"):
+        find({"sparroll": {"schedule": "a.toml", "short_step_tokens": "9"}})
     inline = Schedule.fixed(512).inline()
     found = find({"sparroll": {"schedule": inline}})
     assert found is not None and found.load("any") == Schedule.fixed(512)
@@ -122,6 +124,23 @@ def test_settings_are_a_schedule_or_a_table(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv(SCHEDULE_VARIABLE, "b.toml")
     assert find({}) == VLLMSettings(schedule="b.toml")
     assert find({"sparroll": "a.toml"}) == VLLMSettings(schedule="a.toml")
+
+
+def test_short_steps_need_the_runner_that_keeps_graphs_of_its_own() -> None:
+    def config(v2: bool, device: str = "cuda", eager: bool = False, schedule: Any = None) -> SimpleNamespace:
+        return SimpleNamespace(
+            use_v2_model_runner=v2,
+            device_config=SimpleNamespace(device_type=device),
+            model_config=SimpleNamespace(enforce_eager=eager, model="any"),
+            additional_config={"sparroll": {"schedule": schedule, "short_step_tokens": 9}},
+        )
+
+    for fits in (config(True), config(False, eager=True), config(False, "cpu")):
+        compat.check_short_steps(fits)
+    with pytest.raises(UserError, match="only vLLM's V2 model runner keeps"):
+        compat.check_short_steps(config(False))
+    with pytest.raises(UserError, match="not decoded densely where drafts are checked"):
+        compat.check_short_steps(config(True, schedule=Schedule.fixed(64).checked().inline()))
 
 
 def test_a_schedule_for_another_model_is_refused_unless_forced() -> None:

@@ -6,6 +6,7 @@ import inspect
 import textwrap
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -155,8 +156,8 @@ def test_a_mixed_step_is_told_apart_and_counted() -> None:
     rows = Rows.of(Common.of([1, 1, 1, 30, 50], [40, 300, 129, 62, 90], [False, False, True, True, False]))
     assert (rows.decodes, rows.prefills) == (3, 2)
     state = started()
-    assert rows.some_are_sparse(state)
     rows.count(state)
+    assert not state.step_is_whole
     counted = state.counters
     assert (counted.tail_tokens, counted.prefill_tokens) == (1, 81)
     # 300 tokens are 19 units of 16, of which the last holds 12.
@@ -172,8 +173,8 @@ def test_rows_of_dense_requests_decode_and_read_everything() -> None:
     assert rows.dense_R.tolist() == [False, True, False, True, False]
     assert rows.reads_all_R.tolist() == [False, True, False, True, False]
     state = started()
-    assert rows.some_are_sparse(state)
     rows.count(state)
+    assert not state.step_is_whole
     counted = state.counters
     assert (counted.tail_tokens, counted.prefill_tokens) == (1, 1)
     assert (counted.decode.rows, counted.decode.context_tokens) == (3, 650)
@@ -183,15 +184,54 @@ def test_rows_of_dense_requests_decode_and_read_everything() -> None:
     assert counted.decode.read_tokens_L.tolist() == [650] * 2 + [310 + 40 + 128 - 4] * 4
     report = state.report()
     assert (report.dense_request_steps, report.dense_request_context_tokens) == (1, 310)
-    assert not Rows.of(common, np.array([True] * 4)).some_are_sparse(state)
+    Rows.of(common, np.array([True] * 4)).count(state)
+    assert state.step_is_whole
     assert Rows.of(common).dense_R.tolist() == [False] * 5
 
 
+def is_whole(state: State, *step: list[Any], may_replay: bool = False) -> bool:
+    """Whether a step of these new tokens, contexts and prefilling rows reads everything."""
+    Rows.of(Common.of(*step)).count(state, may_replay)
+    return state.step_is_whole
+
+
 def test_rows_within_their_budget_padding_and_the_ends_of_prompts_are_not_sparse() -> None:
-    assert Rows.of(Common.of([1, 1], [64, 65], [False, False])).some_are_sparse(started())
+    assert not is_whole(started(), [1, 1], [64, 65], [False, False])
     for new_tokens, contexts, prefilling in (([1], [64], [False]), ([1], [65], [True]), ([0], [0], [False])):
-        assert not Rows.of(Common.of(new_tokens, contexts, prefilling)).some_are_sparse(started())
-    assert not Rows.of(Common.of([1], [65], [False])).some_are_sparse(started(None))
+        assert is_whole(started(), new_tokens, contexts, prefilling)
+    assert is_whole(started(None), [1], [65], [False])
+
+
+def test_a_step_that_a_graph_may_run_is_whole_only_where_there_is_a_graph_for_that() -> None:
+    state = started()
+    assert not is_whole(state, [1], [64], [False], may_replay=True)
+    state.captures_whole = True
+    state.layer_captured(2, "dense")
+    state.captures_whole = False
+    assert state.captured == {} and state.captured_whole == {2: "dense"}
+    assert is_whole(state, [1], [64], [False], may_replay=True)
+    assert not is_whole(state, [1, 1], [64, 65], [False, False], may_replay=True)
+    state.set_schedule(None)
+    assert is_whole(state, [1, 1], [64, 65], [False, False], may_replay=True)
+    state.configure(RISING, 6, "cpu")
+    assert not is_whole(state, [1], [64], [False], may_replay=True)
+
+
+def test_a_short_step_reads_everything_and_is_counted_apart() -> None:
+    state = State()
+    state.configure(RISING, 6, "cpu", short_step_tokens=400)
+    assert is_whole(state, [1, 1], [300, 100], [False, False])
+    assert not is_whole(state, [1, 1], [300, 101], [False, False])
+    state.reset_report()
+    run_step(state, [300, 40], {0: "dense", 2: "dense"})
+    run_step(state, [401], {0: "dense", 2: "triton"})
+    layers = state.report().layers
+    # Of the short step, one row is longer than its budget.
+    assert [layers[n].short_dense_steps for n in (0, 2)] == [0, 1]
+    assert (layers[2].dense_steps, layers[2].sparse_steps) == (2, 1)
+    assert layers[2].read_tokens == 340 + 128 - 15 and layers[2].context_tokens == 741
+    # It was meant to be dense, so the layer is none that fell back.
+    assert state.ran == {0: "dense", 2: "triton"}
 
 
 def test_padding_rows_of_a_graph_count_nothing() -> None:
@@ -262,6 +302,21 @@ def test_a_replayed_graph_runs_what_was_captured() -> None:
     state.reset_report()
     run_step(state, [302], {}, may_replay=True)
     assert state.ran == {0: "dense", 3: "triton", 4: "dense"}
+
+
+def test_a_whole_step_replays_what_was_captured_for_whole_steps() -> None:
+    state = State()
+    state.configure(RISING, 6, "cpu", short_step_tokens=250)
+    for whole, attention in ((False, "triton"), (True, "dense")):
+        state.captures_whole = whole
+        state.layer_captured(2, attention)
+    state.captures_whole = False
+    for context in (40, 249, 300):
+        run_step(state, [context], {}, may_replay=True)
+    layer = state.report().layers[2]
+    assert (layer.dense_steps, layer.short_dense_steps, layer.sparse_steps) == (2, 1, 1)
+    assert layer.read_tokens == 40 + 249 + 124
+    assert state.ran == {2: "triton"}
 
 
 def test_a_captured_layer_that_is_not_entered_in_a_step_without_graphs_ran_something_else() -> None:

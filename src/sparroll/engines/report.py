@@ -18,6 +18,9 @@ class LayerReport:
     sparse_steps: int = 0
     """Steps that read a part of the context, chosen or left by eviction. A context within its budget is read whole and
     counts as dense."""
+    short_dense_steps: int = 0
+    """Those of the dense steps that the schedule would have let read a part, and that read everything because the whole
+    step was short (`short_step_tokens`). Only vLLM has such."""
     context_tokens: int = 0
     """Sum of the contexts' lengths over all steps."""
     read_tokens: int = 0

@@ -55,6 +55,15 @@ def test_tokens_that_no_decode_row_gave_are_not_missed() -> None:
         check_ran(drafted, checked, [True, False], SCHEDULE)
 
 
+def test_steps_that_were_dense_because_they_were_short_are_not_missed() -> None:
+    short = counted([17, 6], [0, 11])
+    short.layers[1].short_dense_steps = 1
+    check_ran(short, ROLLOUTS, [False, False], SCHEDULE)
+    short.layers[1].sparse_steps, short.layers[1].dense_steps = 10, 7
+    with pytest.raises(RuntimeError, match="10 of them sparse; the rollouts needed 17, 11 of them sparse"):
+        check_ran(short, ROLLOUTS, [False, False], SCHEDULE)
+
+
 def test_without_a_schedule_every_step_is_dense() -> None:
     check_ran(counted([17, 17], [0, 0]), ROLLOUTS, np.array([False, False]).tolist(), None)
     with pytest.raises(RuntimeError, match="needed 17, 0 of them sparse under schedule dense"):

@@ -31,6 +31,7 @@ def llm_arguments(
     gpu_memory_share: float,
     kv_cache_gib: float | None,
     sleep_mode: bool,
+    short_step_tokens: int = 0,
 ) -> dict[str, Any]:
     """Keyword arguments of `vllm.LLM`. capacity: see `widest`; None for vLLM's own attention. Raises UserError for what
     the device cannot do."""
@@ -66,7 +67,7 @@ def llm_arguments(
     if capacity is not None:
         arguments |= {
             "block_size": math.lcm(16, capacity.selector.row_tokens),
-            "additional_config": {"sparroll": str(_schedule_file(capacity))},
+            "additional_config": {"sparroll": _asked(capacity, short_step_tokens)},
         }
         if not on_cpu:
             arguments["attention_backend"] = "CUSTOM"
@@ -88,6 +89,11 @@ def widest(schedule: Schedule, context_limit: int, layers: int) -> Schedule:
     dense_layers = tuple(layer for layer in schedule.dense_layers if layer < layers)
     check = DraftCheck(schedule.check.window_tokens) if schedule.check else None
     return replace(Schedule.fixed(whole, schedule.selector, dense_layers), check=check)
+
+
+def _asked(schedule: Schedule, short_step_tokens: int) -> str | dict[str, Any]:
+    file = str(_schedule_file(schedule))
+    return {"schedule": file, "short_step_tokens": short_step_tokens} if short_step_tokens else file
 
 
 def _schedule_file(schedule: Schedule) -> Path:

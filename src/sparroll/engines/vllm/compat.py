@@ -103,6 +103,8 @@ def hook_config() -> None:
         if check is not None:
             configure.name_parts(config, check)
             configure.check_runner(config)
+        if settings is not None and settings.short_step_tokens:
+            check_short_steps(config)
         if settings is not None and settings.schedule is not None:
             check_engine(config, None, config.device_config.device_type)
 
@@ -157,6 +159,18 @@ def check_engine(vllm_config: Any, selector: Selector | None, device: str) -> No
     reason = _unsupported(vllm_config) or _unsupported_selector(vllm_config, selector, device)
     if reason:
         raise UserError(f"sparse decoding in vLLM does not work here: {reason}", "docs/vllm.md lists what is refused")
+
+
+def check_short_steps(config: Any) -> None:
+    """Raise UserError where short steps (VLLMSettings.short_step_tokens) could not be decoded densely."""
+    hint = "leave short_step_tokens out"
+    if configure.check_of(config) is not None:
+        raise UserError("short steps are not decoded densely where drafts are checked", hint)
+    eager = bool(config.model_config.enforce_eager)
+    if config.device_config.device_type == "cuda" and not eager and not getattr(config, "use_v2_model_runner", False):
+        raise UserError(
+            "short steps are decoded densely in CUDA graphs of their own, which only vLLM's V2 model runner keeps", hint
+        )
 
 
 def check_layer(arguments: dict[str, Any]) -> None:

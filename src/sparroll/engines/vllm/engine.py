@@ -28,7 +28,7 @@ from sparroll.engines.report import EngineReport, LayerReport
 from sparroll.engines.vllm import launch, model_files, outputs, requests, rescoring
 from sparroll.engines.vllm.arguments import llm_arguments, whole_prompts, widest
 from sparroll.engines.vllm.attention.state import MOST_STEPS, check_fits_engine
-from sparroll.engines.vllm.settings import SCHEDULE_VARIABLE
+from sparroll.engines.vllm.settings import SCHEDULE_VARIABLE, check_short_step
 from sparroll.engines.vllm.step_check import check_ran
 from sparroll.engines.vllm.weights import checked, expected_shapes
 from sparroll.engines.vllm.worker import EXTENSION
@@ -52,7 +52,9 @@ class VLLMEngine(Engine):
     published. max_batch: requests that decode together.  max_context_tokens: default, the model's.
     gpu_memory_share: of the GPU, for weights, cache and workspace.  kv_cache_gib: the cache's size, instead of what a
     measurement leaves of that share.  sleep_mode: make `sleep` possible; GPU only.
-    sparse: False runs vLLM's own attention, and refuses every schedule.  vllm_arguments: further ones of `vllm.LLM`.
+    sparse: False runs vLLM's own attention, and refuses every schedule.
+    short_step_tokens: a step whose requests have contexts of at most so many tokens together is decoded densely
+    (docs/vllm.md).  vllm_arguments: further ones of `vllm.LLM`.
 
     The same seed gives the same rollouts as long as vLLM gives the same logits. Each request draws from its own
     generator, but a batch of other requests may be rounded differently, and a token near a tie may then differ.
@@ -74,6 +76,7 @@ class VLLMEngine(Engine):
         kv_cache_gib: float | None = None,
         sleep_mode: bool = False,
         sparse: bool = True,
+        short_step_tokens: int = 0,
         **vllm_arguments: Any,
     ):
         if not isinstance(model, (str, Path)):
@@ -82,6 +85,9 @@ class VLLMEngine(Engine):
             )
         if max_batch < 1:
             raise UserError(f"max_batch must be at least 1, got {max_batch}")
+        check_short_step(short_step_tokens)
+        if short_step_tokens and not sparse:
+            raise UserError("with sparse=False every step is dense", "leave short_step_tokens out")
         launch.prepare_process()
         folder = whole_model(str(model))
         self.model_name = str(model)
@@ -112,6 +118,7 @@ class VLLMEngine(Engine):
             gpu_memory_share=gpu_memory_share,
             kv_cache_gib=kv_cache_gib,
             sleep_mode=sleep_mode,
+            short_step_tokens=short_step_tokens,
         )
         on_cpu, checks = not torch.cuda.is_available(), sparse and self._capacity.check is not None
         if on_cpu and not checks and not vllm_arguments.keys() & whole_prompts(0).keys():

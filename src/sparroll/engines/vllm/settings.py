@@ -31,10 +31,14 @@ class VLLMSettings:
     head."""
     force_schedule: bool = False
     """Use a schedule that was made for another model."""
+    short_step_tokens: int = 0
+    """A step whose requests have contexts of at most so many tokens together is decoded densely, because choosing what to
+    read would take longer than reading it. 0: the schedule alone decides. Needs vLLM's V2 model runner."""
 
     def __post_init__(self) -> None:
         if self.attention not in ATTENTIONS:
             raise UserError(f"unknown attention {self.attention!r}", nearest(str(self.attention), ATTENTIONS))
+        check_short_step(self.short_step_tokens)
 
     @staticmethod
     def parse(value: Any) -> VLLMSettings:
@@ -69,3 +73,9 @@ class VLLMSettings:
     def load(self, model: str) -> Schedule | None:
         """The schedule, checked against the model; None is dense."""
         return None if self.schedule is None else Schedule.load(self.schedule, model=model, force=self.force_schedule)
+
+
+def check_short_step(tokens: Any) -> None:
+    """Raise UserError unless this is a number of tokens."""
+    if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 0:
+        raise UserError(f"short_step_tokens must be a number of tokens, 0 or more, got {tokens!r}")

@@ -24,6 +24,8 @@ def check_ran(ran: EngineReport, rollouts: Sequence[Rollout], dense: Sequence[bo
     them a decode row would have sampled sparsely; and the same of the tokens that checks gave behind whole windows. A
     step's rows count for the layers that ran, each with the attention that it says it ran.
 
+    Steps that read everything because they were short are known to the state, not to the rollouts, and counted apart.
+
     So in each layer that ran, decode rows + resumed and extra tokens >= the sum of T - 1, and in a sparse layer the same
     holds for sparse rows, of which dense requests need none. Of these the worker must have known: their rows add up
     likewise. All sides are equal unless vLLM schedules ahead: a request that meets a stop id may then have run one more
@@ -42,7 +44,7 @@ def check_ran(ran: EngineReport, rollouts: Sequence[Rollout], dense: Sequence[bo
     for number, layer in enumerate(ran.layers):
         rows = layer.sparse_steps + layer.dense_steps
         resumed_sparse = min(layer.resumed_sparse_tokens, ran.preemptions)
-        needed_sparse = sparse[number] - resumed_sparse - layer.extra_sparse_tokens
+        needed_sparse = sparse[number] - resumed_sparse - layer.extra_sparse_tokens - layer.short_dense_steps
         if rows < needed or layer.sparse_steps < needed_sparse:
             raise RuntimeError(
                 f"layer {number} ran {rows} decode steps through sparroll's backend, {layer.sparse_steps} of them sparse; "

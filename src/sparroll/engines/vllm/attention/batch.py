@@ -89,11 +89,6 @@ class Rows:
         """Which of the `decodes` rows read everything, whatever their budget."""
         return self.whole_R | self.dense_R
 
-    def some_are_sparse(self, state: State) -> bool:
-        """Whether any of the `decodes` rows reads only a part of its context in any layer."""
-        contexts = self.contexts_R[~self.reads_all_R]
-        return bool((state.unread_tokens(contexts) > 0).any())
-
     def count(self, state: State, may_replay: bool = False) -> None:
         """Tell the state about the step. may_replay: whether a full CUDA graph may run it."""
         decoding = ~self.whole_R & (self.contexts_R > 0)

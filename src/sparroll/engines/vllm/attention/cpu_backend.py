@@ -71,7 +71,7 @@ class SparseCPUMetadataBuilder(CPUAttentionMetadataBuilder):
             return whole
         rows = Rows.of(common, STATE.dense_rows).checked(STATE)
         rows.count(STATE)
-        if not rows.some_are_sparse(STATE):
+        if STATE.step_is_whole:
             return whole
         count, longest = rows.decodes, int(rows.contexts_R.max())
         context_tokens_R = common.seq_lens[:count].to(torch.int32)

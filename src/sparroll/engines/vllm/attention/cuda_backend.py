@@ -3,7 +3,8 @@ everything else.
 
 A step that only decodes can run inside a full CUDA graph. The sparse layers then do the same in every such step: they
 read lengths, blocks and their own budgets from tensors at fixed addresses, and where a budget exceeds its context the
-result is dense attention. Steps that also prefill run outside full graphs, decode rows first.
+result is dense attention. Steps in which all rows read everything have graphs of their own, without what chooses
+(whole_graphs.py). Steps that also prefill run outside full graphs, decode rows first.
 """
 
 # R rows that decode (padding included), H kv heads, G query heads per kv head, U units, N chosen units, D head dim,
@@ -209,9 +210,7 @@ class SparseMetadataBuilder(FlashAttentionMetadataBuilder):
             _workspace.only_decodes = not rows.prefills
         if not self.sparse or not rows.decodes:
             return whole
-        # A full graph does what was captured. Only where none may run can the step choose dense attention.
-        free = not captures and not self._may_replay(rows)
-        if free and not rows.some_are_sparse(STATE):
+        if STATE.captures_whole if captures else STATE.step_is_whole:
             return whole
         assert _workspace is not None, "metadata is built before any layer exists"
         count = rows.decodes

@@ -34,7 +34,14 @@ def start(vllm_config: Any, settings: VLLMSettings) -> None:
     if schedule is not None:
         schedule.check_layers(layers)
         compat.check_engine(vllm_config, schedule.selector, device)
-    STATE.configure(schedule, layers, compat.device_of(vllm_config), str(model.model), settings.attention)
+    STATE.configure(
+        schedule,
+        layers,
+        compat.device_of(vllm_config),
+        str(model.model),
+        settings.attention,
+        settings.short_step_tokens,
+    )
     _logger.info(
         "sparroll: schedule %s, %d of %d layers sparse, attention %s",
         schedule.name if schedule else None,

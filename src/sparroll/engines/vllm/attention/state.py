@@ -2,7 +2,8 @@
 
 Each step's rows are counted once, when its metadata is built. Which attention read them is said by the layers: a layer
 that is entered says so itself. A step that is replayed from a full CUDA graph enters no layer, and runs what the layers
-ran when the graph was captured; they said so then.
+ran when the graph was captured; they said so then. Of each graph there may be two: a sparse one, and one for steps in
+which all rows read everything (whole_graphs.py).
 """
 
 # R rows of a step, S schedule steps, L layers of the model, dense ones included
@@ -92,6 +93,8 @@ class StepUnderWay:
     rows: DecodeRows
     may_replay: bool
     """Whether a full CUDA graph may run it."""
+    whole: bool = False
+    """Whether all layers are to read everything."""
     ran: dict[int, str] = field(default_factory=dict)
     """Layer -> the attention that it ran, of the layers that were entered."""
 
@@ -108,6 +111,8 @@ class State:
     """Whether the engine was started with a schedule, so that index layers exist."""
     attention: str = "triton"
     """What attends to the chosen units on CUDA (see VLLMSettings)."""
+    short_step_tokens: int = 0
+    """A step whose decode rows have contexts of at most so many tokens together reads all of them."""
     has_workspace: bool = False
     """Whether the CUDA backend allocated memory for this engine."""
     drafting: bool = False
@@ -119,6 +124,12 @@ class State:
     counters: Counters = field(default_factory=Counters)
     captured: dict[int, str] = field(default_factory=dict)
     """Layer -> the attention that it ran while CUDA graphs were captured; "dense" if it was dense in any of them."""
+    captured_whole: dict[int, str] = field(default_factory=dict)
+    """The same of the graphs in which all rows read everything; empty where there are none."""
+    captures_whole: bool = False
+    """Whether those are being captured."""
+    step_is_whole: bool = False
+    """Whether all layers read everything in the step whose metadata was built last. It is then in no sparse graph."""
     index_read_share: dict[int, float] = field(default_factory=dict)
     _steps_XS: Tensor | None = None
     """Where the schedule's steps start, and below that the budgets of each layer. Each layer has a row of its own,
@@ -141,15 +152,17 @@ class State:
         device: torch.device | str,
         model: str = "",
         attention: str = "triton",
+        short_step_tokens: int = 0,
     ) -> None:
         """Reset the state for an engine with `layers` layers. Its selector and dense layers are fixed from here on."""
         self.device, self.layers, self.model = torch.device(device), layers, model
         self.has_index, self.has_workspace = schedule is not None, False
-        self.attention = attention
+        self.attention, self.short_step_tokens = attention, short_step_tokens
         self._started_with = schedule
         self._steps_XS = None
         self.index_read_share = {}
-        self.captured = {}
+        self.captured, self.captured_whole = {}, {}
+        self.captures_whole = self.step_is_whole = False
         self.drafting, self.check_rows, self.dense_rows = False, 0, None
         self.reset_report()
         self.set_schedule(schedule)
@@ -252,13 +265,16 @@ class State:
         return np.zeros_like(contexts) if self.schedule is None else self.schedule.unread_tokens(contexts, self.layers)
 
     def begin_step(self, rows: DecodeRows, may_replay: bool) -> None:
-        """The metadata of a step was built: these are its decode rows. may_replay: whether a full CUDA graph may run
-        it."""
+        """The metadata of a step is being built: these are its decode rows. may_replay: whether a full CUDA graph may run
+        it. Where no row leaves anything out, or the step is a short one, all layers read everything; a graph does so if
+        there is one for that."""
         self._end_step()
         self.counters.decode += rows
+        reads_all = not rows.sparse_L.any() or rows.context_tokens <= self.short_step_tokens
+        self.step_is_whole = reads_all and (bool(self.captured_whole) or not may_replay)
         if self._not_decoding.rows:
             rows, self._not_decoding = rows + -self._not_decoding, DecodeRows()
-        self._step = StepUnderWay(rows, may_replay)
+        self._step = StepUnderWay(rows, may_replay, self.step_is_whole)
 
     def take_back(self, rows: DecodeRows) -> None:
         """These rows of the next step will look like decode rows, and are none."""
@@ -272,8 +288,9 @@ class State:
 
     def layer_captured(self, layer: int, attention: str) -> None:
         """A layer was entered while a CUDA graph was captured. Replays of the graph run this attention again."""
-        if attention == "dense" or layer not in self.captured:
-            self.captured[layer] = attention
+        captured = self.captured_whole if self.captures_whole else self.captured
+        if attention == "dense" or layer not in captured:
+            captured[layer] = attention
 
     @property
     def ran(self) -> dict[int, str]:
@@ -318,14 +335,17 @@ class State:
         if step is None or not step.rows.rows:
             return
         # Where one layer was entered, no graph ran the step: a layer that was not entered ran something else.
-        ran = self.captured if step.may_replay and not step.ran else step.ran
+        captured = self.captured_whole if step.whole else self.captured
+        ran = captured if step.may_replay and not step.ran else step.ran
         for layer, attention in ran.items():
-            needed_sparse = int(step.rows.sparse_L[layer])
+            leaves_out = int(step.rows.sparse_L[layer])
+            needed_sparse = 0 if step.whole else leaves_out
             sparse = needed_sparse if attention != "dense" else 0
             read = int(step.rows.read_tokens_L[layer]) if attention != "dense" else step.rows.context_tokens
             counted = self._counted.setdefault(layer, LayerReport())
             counted.dense_steps += step.rows.rows - sparse
             counted.sparse_steps += sparse
+            counted.short_dense_steps += leaves_out if step.whole and attention == "dense" else 0
             counted.context_tokens += step.rows.context_tokens
             counted.read_tokens += read
             if needed_sparse and self._sparse_rows_ran.get(layer) != "dense":
