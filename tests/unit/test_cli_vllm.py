@@ -53,6 +53,18 @@ def test_serve_args_refuse_another_models_schedule_unless_forced(capsys: pytest.
     assert "--additional-config.sparroll.force_schedule=true" in capsys.readouterr().out.split()
 
 
+def test_serve_args_make_short_steps_dense(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["serve-args", "--schedule", "qwen3-4b-0.86", "--short-step-tokens"]
+    assert main([*asked, "24576"]) == 0
+    words = capsys.readouterr().out.split()
+    assert words[1:3] == [
+        "--additional-config.sparroll.schedule=qwen3-4b-0.86",
+        "--additional-config.sparroll.short_step_tokens=24576",
+    ]
+    message, _ = error_of([*asked, "-1"], capsys)
+    assert "short_step_tokens must be a number of tokens" in message
+
+
 @pytest.mark.usefixtures("no_vllm")
 @pytest.mark.parametrize("verb", ["rollout", "profile", "calibrate", "train"])
 def test_without_vllm_its_engine_is_refused_and_no_file_written(

@@ -94,10 +94,10 @@ def test_serve_args_are_what_vllm_parses(monkeypatch: pytest.MonkeyPatch) -> Non
     from sparroll.engines.vllm.worker import EXTENSION
 
     parser = make_arg_parser(FlexibleArgumentParser())
-    for force in (False, True):
-        found = parser.parse_args(serve_arguments("qwen3-4b-0.86", None, force))
+    for force, short in ((False, 0), (True, 0), (False, 24_576), (True, 24_576)):
+        found = parser.parse_args(serve_arguments("qwen3-4b-0.86", None, force, short))
         assert VLLMSettings.parse(found.additional_config["sparroll"]) == VLLMSettings(
-            "qwen3-4b-0.86", force_schedule=force
+            "qwen3-4b-0.86", force_schedule=force, short_step_tokens=short
         )
         assert (found.logprobs_mode, found.block_size) == ("processed_logprobs", 16)
         assert getattr(found.attention_backend, "name", found.attention_backend) == "CUSTOM"

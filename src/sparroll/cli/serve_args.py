@@ -16,10 +16,17 @@ def serve_args(
         str | None, typer.Option("--model", help="The model to be served; it is checked against the schedule.")
     ] = None,
     force_schedule: common.ForceSchedule = False,
+    short_step_tokens: Annotated[
+        int,
+        typer.Option(
+            "--short-step-tokens",
+            help="Decode a step densely if its requests have contexts of at most so many tokens together.",
+        ),
+    ] = 0,
     json_output: common.Json = False,
 ) -> None:
     """Print the arguments for `vllm serve MODEL $(sparroll serve-args --schedule S)`, safe to be split by a shell."""
-    found = serve_arguments(schedule, model, force_schedule)
+    found = serve_arguments(schedule, model, force_schedule, short_step_tokens)
     if json_output:
         common.print_json(found)
     else:

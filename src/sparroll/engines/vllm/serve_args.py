@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from sparroll.engines.vllm.lists_route import MIDDLEWARE
+from sparroll.engines.vllm.settings import check_short_step
 from sparroll.engines.vllm.worker import EXTENSION
 from sparroll.errors import UserError
 from sparroll.presets import presets
@@ -15,9 +16,10 @@ from sparroll.schedule import Schedule
 _SAFE = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 
 
-def serve_arguments(name: str, model: str | None = None, force: bool = False) -> list[str]:
+def serve_arguments(name: str, model: str | None = None, force: bool = False, short_step_tokens: int = 0) -> list[str]:
     """The arguments, one string each. Quotes would not survive a shell's $(...), so nested settings are written with
-    dots."""
+    dots. short_step_tokens: see VLLMSettings."""
+    check_short_step(short_step_tokens)
     schedule = Schedule.load(name, model=model, force=force)
     source = name if name in presets() else str(Path(name).resolve())
     if not _SAFE.fullmatch(source):
@@ -27,7 +29,11 @@ def serve_arguments(name: str, model: str | None = None, force: bool = False) ->
         )
     block_tokens = _block_tokens(schedule.selector.row_tokens)
     setting = "--additional-config.sparroll"
-    where = [f"{setting}.schedule={source}", f"{setting}.force_schedule=true"] if force else [f"{setting}={source}"]
+    more = {"force_schedule": "true"} if force else {}
+    more |= {"short_step_tokens": str(short_step_tokens)} if short_step_tokens else {}
+    where = [f"{setting}.{name}={value}" for name, value in ({"schedule": source} | more).items()]
+    if not more:
+        where = [f"{setting}={source}"]
     return [
         "--attention-backend=CUSTOM",
         *where,
