@@ -19,6 +19,9 @@ GRACE_SECONDS = 45
 """What an interrupted job gets to save."""
 LEAST_SECONDS = 45.0
 """No job is begun with less time before the deadline."""
+FIRST_PORT, PORTS_OF_A_JOB = 20_000, 64
+"""Where a job's engine looks for free ports. Engines that start in the same moment would else choose the same one; below
+the ports that a system gives away by itself, nobody else takes them."""
 
 
 @dataclass
@@ -46,6 +49,8 @@ class _Running:
     job: Job
     gpu: int | None
     process: subprocess.Popen
+    number: int
+    """No two jobs that run at a time have the same."""
     began: float = field(default_factory=time.time)
     killed: bool = False
     """Took longer than its grace."""
@@ -137,6 +142,8 @@ def _start(waiting: list[Job], running: list[_Running], places: list[int | None]
             return
         environment = os.environ | {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
         environment["CUDA_VISIBLE_DEVICES"] = "" if place is None else visible_device(place)
+        number = min(set(range(len(running) + 1)) - {each.number for each in running})
+        environment.setdefault("VLLM_PORT", str(FIRST_PORT + PORTS_OF_A_JOB * number))
         job.log.parent.mkdir(parents=True, exist_ok=True)
         with job.log.open("ab") as log:
             # A session of its own: Ctrl-C reaches this process, which passes it on once.
@@ -150,7 +157,7 @@ def _start(waiting: list[Job], running: list[_Running], places: list[int | None]
                 preexec_fn=_heed_interrupts,
             )
         waiting.remove(job)
-        running.append(_Running(job, place, process))
+        running.append(_Running(job, place, process, number))
 
 
 def _heed_interrupts() -> None:

@@ -151,6 +151,26 @@ def test_jobs_are_spread_over_the_gpus_that_are_visible(tmp_path, monkeypatch, s
     assert told == sorted(f"{name} 3" for name in given for _ in range(2))
 
 
+def test_engines_that_run_at_a_time_look_for_ports_in_different_places(tmp_path, monkeypatch) -> None:
+    monkeypatch.delenv("VLLM_PORT", raising=False)
+    # The first two wait for each other, so they run at a time; the third takes the place of one of them.
+    code = f"""
+import os, pathlib, sys, time
+folder = pathlib.Path({str(tmp_path)!r})
+(folder / sys.argv[1]).write_text(os.environ["VLLM_PORT"])
+while sys.argv[1] != "third" and not ((folder / "first").exists() and (folder / "second").exists()):
+    time.sleep(0.01)
+"""
+    names = ["first", "second", "third"]
+    made = [Job(name, [sys.executable, "-c", code, name], tmp_path / f"{name}.log") for name in names]
+    run_jobs(made, gpus=[], at_once=2, deadline=soon())
+    first, second, third = (int((tmp_path / name).read_text()) for name in names)
+    assert {first, second} == {20_000, 20_064} and third in (first, second)
+    monkeypatch.setenv("VLLM_PORT", "31000")
+    run_jobs(made[2:], gpus=[], at_once=1, deadline=soon())
+    assert (tmp_path / "third").read_text() == "31000"
+
+
 def test_gpus_for_a_study_on_the_cpu_are_refused() -> None:
     on_cpu = study.Settings("folder", device="cpu")
     assert study.gpus_of(on_cpu, None) == []
