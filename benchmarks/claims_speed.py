@@ -351,9 +351,9 @@ PAGES: Mapping[str, Claims] = {
         "On an H100, 4 x 4 made them {h100_dense_least} to {h100_dense_most} % faster with layers 0 and 1 dense, and "
         "{h100_wide_least} to {h100_wide_most} % with these two reading four times as much": small_units,
         "On an H100 the fastest block of each of the {h100_cells} cells takes at most {h100_fastest} % more than the "
-        "fastest dense one. By medians {h100_by_median} of the {h100_cells} are within 3 %, and two are {h100_beyond} % over or "
-        "more, because their record has disturbed blocks, which take up to {h100_triton_apart} times as long as others of "
-        "their cell (up to {h100_dense_apart} times in the dense engine).": small_units_in_budget,
+        "fastest dense one. By medians {h100_by_median} of the {h100_cells} are within 3 %, and two are {h100_beyond} % "
+        "over or more, because their record has disturbed blocks, which take up to {h100_triton_apart} times as long as "
+        "others of their cell (up to {h100_dense_apart} times in the dense engine).": small_units_in_budget,
         "By medians {h200_by_median} of its {h200_cells} cells are within 3 %, and all are {h200_beyond} % over or more. By "
         "the fastest blocks {h200_by_fastest} of the {h200_cells} are": small_units_in_budget,
         "which misses single ones by up to {error} %: FlashAttention takes {few_ms} ms for {few_requests} requests of "

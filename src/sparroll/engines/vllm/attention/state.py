@@ -138,6 +138,8 @@ class State:
     """Sparse layers of the schedule in force, and what each of them reads."""
     _started_with: Schedule | None = None
     _step: StepUnderWay | None = None
+    _replayed: dict[bool, DecodeRows] = field(default_factory=dict)
+    """Rows of steps that graphs replayed and that are not in `_counted` yet: of sparse graphs (False) and of whole ones."""
     _counted: dict[int, LayerReport] = field(default_factory=dict)
     """What each layer ran in the steps before the one under way. A layer that is absent never used our backend."""
     _sparse_rows_ran: dict[int, str] = field(default_factory=dict)
@@ -251,13 +253,15 @@ class State:
         """Decode rows with these contexts, as the schedule in force reads them, from lengths that the host knows.
         dense_R: which of them belong to dense requests."""
         context_tokens = int(contexts_R.sum())
-        dense_R = np.broadcast_to(dense_R, contexts_R.shape)
+        whole_R = np.broadcast_to(dense_R, contexts_R.shape) if np.any(dense_R) else None
         sparse_L = np.zeros(self.layers, dtype=np.int64)
         read_tokens_L = np.full(self.layers, context_tokens)
         for layers, schedule in self._parts:
-            read_R = np.where(dense_R, contexts_R, schedule.read_tokens(contexts_R))
+            read_R = schedule.read_tokens(contexts_R)
+            if whole_R is not None:
+                read_R = np.where(whole_R, contexts_R, read_R)
             sparse_L[layers], read_tokens_L[layers] = (read_R < contexts_R).sum(), read_R.sum()
-        dense = int(dense_R.sum()), int(contexts_R[dense_R].sum())
+        dense = (0, 0) if whole_R is None else (int(whole_R.sum()), int(contexts_R[whole_R].sum()))
         return DecodeRows(len(contexts_R), context_tokens, sparse_L, read_tokens_L, *dense)
 
     def unread_tokens(self, contexts: np.ndarray) -> np.ndarray:
@@ -296,12 +300,12 @@ class State:
     def ran(self) -> dict[int, str]:
         """Layer -> the attention that it ran since `reset_report`: of the steps in which the layer left out a part of
         some context or should have, "dense" if any was. A layer that is absent never used our backend."""
-        self._end_step()
+        self._count_all()
         return {layer: self._sparse_rows_ran.get(layer, "dense") for layer in sorted(self._counted)}
 
     def report(self) -> EngineReport:
         """What ran since the last `reset_report`. A layer that never used our backend shows no steps at all."""
-        self._end_step()
+        self._count_all()
         return EngineReport(
             engine="vllm",
             model=self.model,
@@ -321,7 +325,7 @@ class State:
         """Start counting anew. Must not be called while a step runs."""
         self.counters = Counters()
         self._step, self._not_decoding = None, DecodeRows()
-        self._counted, self._sparse_rows_ran = {}, {}
+        self._replayed, self._counted, self._sparse_rows_ran = {}, {}, {}
 
     def _layer(self, layer: int) -> LayerReport:
         share = self.index_read_share.get(layer, 0.0) if self.schedule else 0.0
@@ -330,24 +334,37 @@ class State:
         return replace(counted, resumed_sparse_tokens=resumed, index_read_share=share)
 
     def _end_step(self) -> None:
-        """Count for each layer what it ran in the step under way."""
+        """Note what ran in the step under way. Steps of the same graphs are added up before layers count them, because
+        this happens in each step, and a step of a small model waits for the host."""
         step, self._step = self._step, None
         if step is None or not step.rows.rows:
             return
         # Where one layer was entered, no graph ran the step: a layer that was not entered ran something else.
-        captured = self.captured_whole if step.whole else self.captured
-        ran = captured if step.may_replay and not step.ran else step.ran
+        if step.may_replay and not step.ran:
+            before = self._replayed.get(step.whole)
+            self._replayed[step.whole] = step.rows if before is None else before + step.rows
+        else:
+            self._count(step.rows, step.ran, step.whole)
+
+    def _count_all(self) -> None:
+        """Count for each layer what it ran up to now."""
+        self._end_step()
+        for whole, rows in self._replayed.items():
+            self._count(rows, self.captured_whole if whole else self.captured, whole)
+        self._replayed = {}
+
+    def _count(self, rows: DecodeRows, ran: dict[int, str], whole: bool) -> None:
+        """Count these rows for the layers that ran. whole: whether all of them were to read everything."""
         for layer, attention in ran.items():
-            leaves_out = int(step.rows.sparse_L[layer])
-            needed_sparse = 0 if step.whole else leaves_out
+            leaves_out = int(rows.sparse_L[layer])
+            needed_sparse = 0 if whole else leaves_out
             sparse = needed_sparse if attention != "dense" else 0
-            read = int(step.rows.read_tokens_L[layer]) if attention != "dense" else step.rows.context_tokens
             counted = self._counted.setdefault(layer, LayerReport())
-            counted.dense_steps += step.rows.rows - sparse
+            counted.dense_steps += rows.rows - sparse
             counted.sparse_steps += sparse
-            counted.short_dense_steps += leaves_out if step.whole and attention == "dense" else 0
-            counted.context_tokens += step.rows.context_tokens
-            counted.read_tokens += read
+            counted.short_dense_steps += leaves_out if whole else 0
+            counted.context_tokens += rows.context_tokens
+            counted.read_tokens += int(rows.read_tokens_L[layer]) if attention != "dense" else rows.context_tokens
             if needed_sparse and self._sparse_rows_ran.get(layer) != "dense":
                 self._sparse_rows_ran[layer] = attention
 
