@@ -410,7 +410,7 @@ PAGES: Mapping[str, Claims] = {
         "{read_pairs} % of the reading": under_pairs,
     },
     "docs/study.md": {
-        "have runs of {fewest} to {most} steps: the GPU host went back": under_pairs,
+        "have runs of {fewest} to {most} steps, because the rented host's time ended": under_pairs,
         "rollouts read {read_pairs} % of the cache. After 30 steps their policy had gained {pairs} in accuracy, that of "
         "pages {pages} while it read {read_pages} %, and that of dense rollouts {dense}. Nothing shows that it trains worse "
         "than either: the difference is {from_pages} [{low_pages}, {high_pages}] from pages and {from_dense} [{low_dense}, "

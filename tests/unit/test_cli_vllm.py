@@ -53,7 +53,7 @@ def test_serve_args_refuse_another_models_schedule_unless_forced(capsys: pytest.
     assert "--additional-config.sparroll.force_schedule=true" in capsys.readouterr().out.split()
 
 
-def test_serve_args_make_short_steps_dense(capsys: pytest.CaptureFixture[str]) -> None:
+def test_serve_args_make_short_steps_dense(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["serve-args", "--schedule", "qwen3-4b-0.86", "--short-step-tokens"]
     assert main([*asked, "24576"]) == 0
     words = capsys.readouterr().out.split()
@@ -63,6 +63,10 @@ def test_serve_args_make_short_steps_dense(capsys: pytest.CaptureFixture[str]) -
     ]
     message, _ = error_of([*asked, "-1"], capsys)
     assert "short_step_tokens must be a number of tokens" in message
+    Schedule.fixed(64).checked().save(tmp_path / "checked.toml")
+    asked[2] = str(tmp_path / "checked.toml")
+    message, hint = error_of([*asked, "9"], capsys)
+    assert "not decoded densely where drafts are checked" in message and "--short-step-tokens" in hint
 
 
 @pytest.mark.usefixtures("no_vllm")

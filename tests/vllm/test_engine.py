@@ -393,25 +393,6 @@ def sampled(engine: Any, **settings: Any) -> list[Rollout]:
     return engine.generate(asked, n=2, max_new_tokens=60, stop_ids=[], **{"top_k": 20} | settings)
 
 
-def test_short_steps_are_dense_and_counted_apart(vllm_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sparroll.engines.vllm.attention.state import STATE
-
-    settings: dict[str, Any] = dict(max_new_tokens=60, temperature=0, stop_ids=[])
-    monkeypatch.setattr(STATE, "short_step_tokens", 250)
-    alone = vllm_engine.generate(prompts([100]), **settings)
-    layers = vllm_engine.report().layers
-    assert [layers[n].short_dense_steps for n in (0, 5)] == [0, 59]
-    assert (layers[5].dense_steps, layers[5].sparse_steps, vllm_engine.report().kv_read_share) == (59, 0, 1.0)
-    together = vllm_engine.generate(prompts([100, 200]), **settings)
-    assert (layers := vllm_engine.report().layers)[5].short_dense_steps == 59 and layers[5].sparse_steps == 2 * 59
-    reference = oracle()
-    for schedule, found, asked in ((None, alone, [100]), (SPARSE, together, [100, 200])):
-        reference.set_schedule(schedule)
-        for one, other in zip(found, reference.generate(prompts(asked), **settings), strict=True):
-            assert one.response_ids == other.response_ids
-            torch.testing.assert_close(one.sparse_logp, other.sparse_logp, atol=1e-4, rtol=0)
-
-
 def test_re_scoring_is_the_trainers_forward_and_runs_no_sparse_step(vllm_engine: Any) -> None:
     rollouts = sampled(vllm_engine)
     before = vllm_engine.report()

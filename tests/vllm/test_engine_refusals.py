@@ -77,9 +77,20 @@ def test_a_checkpoint_without_a_tensor_is_refused_before_vllm_starts(
         ({"short_step_tokens": -1}, "short_step_tokens must be a number of tokens, 0 or more, got -1"),
         ({"short_step_tokens": True}, "short_step_tokens must be a number of tokens"),
         ({"short_step_tokens": 9, "sparse": False}, "with sparse=False every step is dense"),
+        (
+            {"short_step_tokens": 9, "additional_config": {"sparroll": "a.toml"}},
+            "would be lost beside additional_config",
+        ),
+        (
+            {"short_step_tokens": 9, "schedule": Schedule.fixed(64).checked(), "dtype": torch.float32},
+            "not decoded densely where drafts are checked",
+        ),
     ],
 )
-def test_short_steps_are_a_number_of_tokens_of_a_sparse_engine(asked: dict[str, Any], reason: str) -> None:
+def test_short_steps_are_a_number_of_tokens_of_a_sparse_engine(
+    monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], reason: str
+) -> None:
+    monkeypatch.setattr("sparroll.engines.vllm.engine._open", [])
     with pytest.raises(UserError, match=reason):
         VLLMEngine("tiny-reasoner", **asked)
 

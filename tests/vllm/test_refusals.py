@@ -21,6 +21,8 @@ from sparroll.errors import UserError
 from sparroll.schedule import Schedule
 from vllm_runs import needs_vllm
 
+PLAIN, CHECKED = Schedule.fixed(64).inline(), Schedule.fixed(64).checked().inline()
+
 
 def config(**changes: Any) -> SimpleNamespace:
     """A vLLM configuration that is accepted, with changes by dotted name written with two underscores."""
@@ -113,6 +115,8 @@ def test_settings_are_a_schedule_or_a_table(monkeypatch: pytest.MonkeyPatch) -> 
         find({"sparroll": {"attention": "fa2"}})
     with pytest.raises(UserError, match="short_step_tokens must be a number of tokens, 0 or more, got '9'"):
         find({"sparroll": {"schedule": "a.toml", "short_step_tokens": "9"}})
+    with pytest.raises(UserError, match="without a schedule every step is dense"):
+        find({"sparroll": {"short_step_tokens": 9}})
     inline = Schedule.fixed(512).inline()
     found = find({"sparroll": {"schedule": inline}})
     assert found is not None and found.load("any") == Schedule.fixed(512)
@@ -126,21 +130,34 @@ def test_settings_are_a_schedule_or_a_table(monkeypatch: pytest.MonkeyPatch) -> 
     assert find({"sparroll": "a.toml"}) == VLLMSettings(schedule="a.toml")
 
 
-def test_short_steps_need_the_runner_that_keeps_graphs_of_its_own() -> None:
-    def config(v2: bool, device: str = "cuda", eager: bool = False, schedule: Any = None) -> SimpleNamespace:
-        return SimpleNamespace(
-            use_v2_model_runner=v2,
-            device_config=SimpleNamespace(device_type=device),
-            model_config=SimpleNamespace(enforce_eager=eager, model="any"),
-            additional_config={"sparroll": {"schedule": schedule, "short_step_tokens": 9}},
-        )
-
-    for fits in (config(True), config(False, eager=True), config(False, "cpu")):
-        compat.check_short_steps(fits)
-    with pytest.raises(UserError, match="only vLLM's V2 model runner keeps"):
-        compat.check_short_steps(config(False))
-    with pytest.raises(UserError, match="not decoded densely where drafts are checked"):
-        compat.check_short_steps(config(True, schedule=Schedule.fixed(64).checked().inline()))
+@pytest.mark.parametrize(
+    ("device", "graphs", "v2", "worker", "schedule", "reason"),
+    [
+        ("cuda", True, True, compat.WORKERS["cuda"], None, None),
+        ("cuda", False, False, "mine.Worker", None, None),
+        ("cpu", True, False, "mine.Worker", None, None),
+        ("cuda", True, False, compat.WORKERS["cuda"], None, "which only vLLM's V2 model runner keeps"),
+        ("cuda", True, True, "mine.Worker", None, "which the worker class mine.Worker does not capture"),
+        ("cuda", True, True, compat.WORKERS["cuda"], CHECKED, "not decoded densely where drafts are checked"),
+        ("cpu", False, False, compat.WORKERS["cpu"], CHECKED, "not decoded densely where drafts are checked"),
+    ],
+)
+def test_short_steps_need_a_runner_and_a_worker_with_graphs_of_their_own(
+    device: str, graphs: bool, v2: bool, worker: str, schedule: Any, reason: str | None
+) -> None:
+    config = SimpleNamespace(
+        use_v2_model_runner=v2,
+        device_config=SimpleNamespace(device_type=device),
+        model_config=SimpleNamespace(model="any"),
+        compilation_config=SimpleNamespace(cudagraph_mode=SimpleNamespace(has_full_cudagraphs=lambda: graphs)),
+        parallel_config=SimpleNamespace(worker_cls=worker),
+        additional_config={"sparroll": {"schedule": schedule or PLAIN, "short_step_tokens": 9}},
+    )
+    if reason is None:
+        compat.check_runs_short_steps(config)
+    else:
+        with pytest.raises(UserError, match=reason):
+            compat.check_runs_short_steps(config)
 
 
 def test_a_schedule_for_another_model_is_refused_unless_forced() -> None:

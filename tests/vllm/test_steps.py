@@ -216,6 +216,35 @@ def test_the_rows_of_dense_requests_are_known_when_metadata_is_built(state: Stat
     assert state.dense_rows is None
 
 
+@pytest.mark.parametrize("kind", [V1Rows, V2Rows])
+def test_what_requests_read_in_short_steps_is_kept_by_their_names(state: State, kind: Any) -> None:
+    runner = kind(state, ["b", "a", "c"])
+    steps.watch(runner, state)
+    state.short_step_tokens = 500
+    noted: list[Any] = []
+
+    def build(*what: Any) -> None:
+        # Three requests, of which c is dense, and a row of padding.
+        contexts, decode = np.array([100, 300, 90, 0]), np.array([True, True, False, False])
+        state.begin_step(state.decode_rows(contexts[:3], np.array([False, False, True])), may_replay=False)
+        state.note_short_reads(contexts, decode)
+        noted.append(state.row_names)
+
+    runner.build = build
+    run = lambda: runner.execute_model(step(new=[("a", 10, 10, 0)], tokens={"a": 10}))  # noqa: E731
+    run()
+    assert state.short_reads is None and noted and noted[0] == ["b", "a", "c"] and state.row_names is None
+    assert state.take_short_reads() == {}
+    run()
+    builds = len(noted) // 2
+    beyond = {name: int(state.unread_tokens(np.array([tokens]))[0]) for name, tokens in (("b", 100), ("a", 300))}
+    assert all(beyond.values())
+    assert state.take_short_reads() == {name: builds * tokens for name, tokens in beyond.items()}
+    state.short_step_tokens = 0
+    run()
+    assert state.take_short_reads() == {}
+
+
 def test_a_finished_request_is_forgotten(state: State) -> None:
     follower = Follower()
     follower.follow(step(new=[("a", 30, 30, 0)], tokens={"a": 30}), state)

@@ -12,6 +12,7 @@ import vllm_runs
 from sparroll import Schedule
 from sparroll.engines.vllm.attention import whole_graphs
 from sparroll.engines.vllm.attention.state import State
+from sparroll.errors import UserError
 
 
 class Mode(str):
@@ -78,6 +79,14 @@ def test_graphs_may_be_captured_again(state: State) -> None:
     assert manager.run_fullgraph(1) == "new whole"
 
 
+def test_a_manager_is_asked_for_both_kinds_once(state: State) -> None:
+    manager = Manager(state)
+    for _ in range(2):
+        whole_graphs.capture_both(manager, state)
+    manager.capture("model")
+    assert manager.captured == [("PIECEWISE", False), ("FULL", False), ("FULL", True)]
+
+
 def test_a_capture_that_fails_leaves_the_manager_as_it_was(state: State) -> None:
     manager = Manager(state, fails=True)
     whole_graphs.capture_both(manager, state)
@@ -89,8 +98,49 @@ def test_a_capture_that_fails_leaves_the_manager_as_it_was(state: State) -> None
 
 def test_only_a_runner_with_a_manager_of_graphs_has_them(state: State) -> None:
     assert whole_graphs.has_graphs(SimpleNamespace(cudagraph_manager=Manager(state)))
-    for runner in (SimpleNamespace(), SimpleNamespace(cudagraph_manager=None)):
+    older = Manager(state)
+    del older._capture_descs
+    for runner in (SimpleNamespace(), *(SimpleNamespace(cudagraph_manager=each) for each in (None, older))):
         assert not whole_graphs.has_graphs(runner)
+
+
+@vllm_runs.needs_vllm
+@pytest.mark.parametrize("short_step_tokens", [0, 9])
+@pytest.mark.parametrize("graphs", ["captured", "none captured", "none asked for", "of another runner"])
+def test_the_worker_captures_both_kinds_or_says_that_short_steps_cannot_be_dense(
+    monkeypatch: pytest.MonkeyPatch, graphs: str, short_step_tokens: int
+) -> None:
+    from vllm.v1.worker.gpu_worker import Worker
+
+    from sparroll.engines.vllm.attention import cuda_worker
+
+    monkeypatch.setattr(cuda_worker.STATE, "captured_whole", {})
+    monkeypatch.setattr(cuda_worker.STATE, "short_step_tokens", short_step_tokens)
+    monkeypatch.setattr(cuda_worker.STATE, "has_index", True)
+    manager = Manager(cuda_worker.STATE)
+    worker = object.__new__(cuda_worker.SparseWorker)
+    worker.model_runner = SimpleNamespace(cudagraph_manager=None if graphs == "of another runner" else manager)
+    worker.use_v2_model_runner = False
+    mode = SimpleNamespace(has_full_cudagraphs=lambda: graphs != "none asked for")
+    worker.vllm_config = SimpleNamespace(model_config=None, compilation_config=SimpleNamespace(cudagraph_mode=mode))
+    monkeypatch.setattr(worker, "sparroll_reset_report", lambda: None, raising=False)
+
+    def warm_up(self: Any) -> str:
+        if graphs == "captured":
+            manager.capture("model")
+            cuda_worker.STATE.captures_whole = True
+            cuda_worker.STATE.layer_captured(0, "dense")
+            cuda_worker.STATE.captures_whole = False
+        return "done"
+
+    monkeypatch.setattr(Worker, "compile_or_warm_up_model", warm_up)
+    if short_step_tokens and graphs in ("none captured", "of another runner"):
+        with pytest.raises(UserError, match="captured no full CUDA graphs for decode steps"):
+            worker.compile_or_warm_up_model()
+    else:
+        assert worker.compile_or_warm_up_model() == "done"
+    both = [("PIECEWISE", False), ("FULL", False), ("FULL", True)]
+    assert manager.captured == (both if graphs == "captured" else [])
 
 
 @vllm_runs.needs_vllm

@@ -20,7 +20,7 @@ def serve_args(
         int,
         typer.Option(
             "--short-step-tokens",
-            help="Decode a step densely if its requests have contexts of at most so many tokens together.",
+            help="Decode a step densely if the contexts of its requests add up to at most N tokens.",
         ),
     ] = 0,
     json_output: common.Json = False,

@@ -104,7 +104,7 @@ def hook_config() -> None:
             configure.name_parts(config, check)
             configure.check_runner(config)
         if settings is not None and settings.short_step_tokens:
-            check_short_steps(config)
+            check_runs_short_steps(config)
         if settings is not None and settings.schedule is not None:
             check_engine(config, None, config.device_config.device_type)
 
@@ -161,16 +161,20 @@ def check_engine(vllm_config: Any, selector: Selector | None, device: str) -> No
         raise UserError(f"sparse decoding in vLLM does not work here: {reason}", "docs/vllm.md lists what is refused")
 
 
-def check_short_steps(config: Any) -> None:
+def check_runs_short_steps(config: Any) -> None:
     """Raise UserError where short steps (VLLMSettings.short_step_tokens) could not be decoded densely."""
     hint = "leave short_step_tokens out"
     if configure.check_of(config) is not None:
         raise UserError("short steps are not decoded densely where drafts are checked", hint)
-    eager = bool(config.model_config.enforce_eager)
-    if config.device_config.device_type == "cuda" and not eager and not getattr(config, "use_v2_model_runner", False):
-        raise UserError(
-            "short steps are decoded densely in CUDA graphs of their own, which only vLLM's V2 model runner keeps", hint
-        )
+    if config.device_config.device_type != "cuda" or not config.compilation_config.cudagraph_mode.has_full_cudagraphs():
+        return
+    reason = None
+    if not getattr(config, "use_v2_model_runner", False):
+        reason = "which only vLLM's V2 model runner keeps"
+    elif config.parallel_config.worker_cls != WORKERS["cuda"]:
+        reason = f"which the worker class {config.parallel_config.worker_cls} does not capture"
+    if reason:
+        raise UserError(f"short steps are decoded densely in CUDA graphs of their own, {reason}", hint)
 
 
 def check_layer(arguments: dict[str, Any]) -> None:

@@ -28,7 +28,7 @@ from sparroll.engines.report import EngineReport, LayerReport
 from sparroll.engines.vllm import launch, model_files, outputs, requests, rescoring
 from sparroll.engines.vllm.arguments import llm_arguments, whole_prompts, widest
 from sparroll.engines.vllm.attention.state import MOST_STEPS, check_fits_engine
-from sparroll.engines.vllm.settings import SCHEDULE_VARIABLE, check_short_step
+from sparroll.engines.vllm.settings import SCHEDULE_VARIABLE, check_token_count
 from sparroll.engines.vllm.step_check import check_ran
 from sparroll.engines.vllm.weights import checked, expected_shapes
 from sparroll.engines.vllm.worker import EXTENSION
@@ -53,8 +53,8 @@ class VLLMEngine(Engine):
     gpu_memory_share: of the GPU, for weights, cache and workspace.  kv_cache_gib: the cache's size, instead of what a
     measurement leaves of that share.  sleep_mode: make `sleep` possible; GPU only.
     sparse: False runs vLLM's own attention, and refuses every schedule.
-    short_step_tokens: a step whose requests have contexts of at most so many tokens together is decoded densely
-    (docs/vllm.md).  vllm_arguments: further ones of `vllm.LLM`.
+    short_step_tokens: steps whose contexts add up to at most so many tokens are decoded densely; what is sampled then
+    depends on the other requests of the batch (docs/vllm.md).  vllm_arguments: further ones of `vllm.LLM`.
 
     The same seed gives the same rollouts as long as vLLM gives the same logits. Each request draws from its own
     generator, but a batch of other requests may be rounded differently, and a token near a tie may then differ.
@@ -85,9 +85,15 @@ class VLLMEngine(Engine):
             )
         if max_batch < 1:
             raise UserError(f"max_batch must be at least 1, got {max_batch}")
-        check_short_step(short_step_tokens)
+        check_token_count(short_step_tokens)
         if short_step_tokens and not sparse:
             raise UserError("with sparse=False every step is dense", "leave short_step_tokens out")
+        if short_step_tokens and "additional_config" in vllm_arguments:
+            raise UserError(
+                "short_step_tokens would be lost beside additional_config",
+                'give it there, {"sparroll": {"schedule": ..., "short_step_tokens": ...}}',
+            )
+        self.short_step_tokens = short_step_tokens
         launch.prepare_process()
         folder = whole_model(str(model))
         self.model_name = str(model)
@@ -151,7 +157,7 @@ class VLLMEngine(Engine):
             self._llm = launch.start(folder, arguments)
             self.set_schedule(chosen)
             self.reset_report()
-            self._take_checked()
+            self._take_said()
         except BaseException:
             self.close()
             raise
@@ -364,7 +370,7 @@ class VLLMEngine(Engine):
                 for ids, flag in zip(asked, flags, strict=True)
             ],
             requests.parameters(max_new_tokens, temperature, top_p, stops, seeds, top_k, flags),
-            self._take_checked,
+            self._take_said,
             on_progress,
         )
         self._wall_seconds += time.perf_counter() - began
@@ -408,7 +414,7 @@ class VLLMEngine(Engine):
         rescoring.check_sampling(temperature, top_p, top_k, self.vocabulary)
         asked = [rescoring.request_of(each, top_k, self.context_limit) for each in rollouts]
         prompts, parameters = [requests.tokens_prompt(ids) for ids, _ in asked], [each for _, each in asked]
-        finished = requests.run(self.llm, prompts, parameters, self._take_checked, on_progress)
+        finished = requests.run(self.llm, prompts, parameters, self._take_said, on_progress)
         return [
             rescoring.scores_of(
                 output.prompt_logprobs,
@@ -429,12 +435,16 @@ class VLLMEngine(Engine):
         if self._weights == "gone":
             raise UserError("the engine has no whole weights", "load_weights(...) first")
 
-    def _take_checked(self) -> dict[str, dict[str, Any]]:
-        """What the first worker kept about the checks of the requests that ended; the others kept the same."""
-        if not self.checks_drafts or not self.sparse:
-            return {}
-        taken: dict[str, dict[str, Any]] = self.llm.collective_rpc("sparroll_take_checked")[0]
-        return taken
+    def _take_said(self) -> dict[str, dict[str, Any]]:
+        """What the first worker kept about the requests that ended: what checks said of their drafts, or what they read in
+        short steps. The others kept the same."""
+        if self.checks_drafts and self.sparse:
+            taken: dict[str, dict[str, Any]] = self.llm.collective_rpc("sparroll_take_checked")[0]
+            return taken
+        if self.short_step_tokens:
+            reads: dict[str, int] = self.llm.collective_rpc("sparroll_take_short_reads")[0]
+            return {name: {"short_reads": tokens} for name, tokens in reads.items()}
+        return {}
 
     def _rollout(
         self,
@@ -456,9 +466,12 @@ class VLLMEngine(Engine):
         contexts = outputs.decode_contexts(len(prompt), len(tokens))
         unread_T = schedule.unread_tokens(contexts, self.layers) if schedule else np.zeros_like(contexts)
         whole, unread = self.layers * int(contexts.sum()), int(unread_T.sum())
-        share = (whole - unread) / whole if whole else 1.0
         checked: dict[str, Any] = {}
-        if said is not None and self.schedule is not None:
+        if said is not None and not self.checks_drafts:
+            # A request that meets a stop id may have run one row more, whose token is thrown away.
+            unread -= min(unread, said["short_reads"])
+        share = (whole - unread) / whole if whole else 1.0
+        if said is not None and self.checks_drafts and self.schedule is not None:
             checked = outputs.checked(said, len(tokens))
             read_all = self.layers * (said["draft_context_tokens"] + said["check_read_tokens"])
             read_all -= said["draft_unread_tokens"]

@@ -11,7 +11,8 @@ from sparroll.engines.vllm.attention.dense_requests import CACHE_SALT, DENSE_REQ
 from sparroll.progress import OnProgress
 
 Finished = tuple[Any, float, dict[str, Any] | None]
-"""vLLM's output of a request, seconds until it was complete, and what the checks of its drafts said."""
+"""vLLM's output of a request, seconds until it was complete, and what the worker said of it: the checks of its drafts, or
+what it read in short steps."""
 
 
 def tokens_prompt(ids: list[int], apart: bool = False) -> dict[str, Any]:
@@ -53,12 +54,12 @@ def run(
     llm: Any,
     asked: Sequence[dict[str, Any]],
     parameters: Sequence[Any],
-    take_checked: Callable[[], dict[str, dict[str, Any]]],
+    take_said: Callable[[], dict[str, dict[str, Any]]],
     on_progress: OnProgress | None,
 ) -> list[Finished]:
     """Run all requests to their end on this `vllm.LLM`. After an exception none is left running.
 
-    take_checked: what the checks said of the requests that have ended, by vLLM's names for them.
+    take_said: what the worker said of the requests that have ended, by vLLM's names for them.
     """
     engine = llm.llm_engine
     began = time.perf_counter()
@@ -66,7 +67,7 @@ def run(
     # vLLM may append to a request's name; the number in front is its own counter.
     places = {_number(name): place for place, name in enumerate(names)}
     finished: dict[int, tuple[Any, float]] = {}
-    checked: dict[int, dict[str, Any]] = {}
+    told: dict[int, dict[str, Any]] = {}
     try:
         while engine.has_unfinished_requests():
             for output in engine.step():
@@ -79,8 +80,8 @@ def run(
         engine.abort_request([name for name in names if places[_number(name)] not in finished], internal=True)
         raise
     finally:
-        checked = {places.get(_number(name), -1): said for name, said in take_checked().items()}
-    return [(*finished[place], checked.get(place)) for place in range(len(asked))]
+        told = {places.get(_number(name), -1): said for name, said in take_said().items()}
+    return [(*finished[place], told.get(place)) for place in range(len(asked))]
 
 
 def _number(request_id: str) -> int:

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from sparroll.engines.vllm.lists_route import MIDDLEWARE
-from sparroll.engines.vllm.settings import check_short_step
+from sparroll.engines.vllm.settings import check_token_count
 from sparroll.engines.vllm.worker import EXTENSION
 from sparroll.errors import UserError
 from sparroll.presets import presets
@@ -19,8 +19,10 @@ _SAFE = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 def serve_arguments(name: str, model: str | None = None, force: bool = False, short_step_tokens: int = 0) -> list[str]:
     """The arguments, one string each. Quotes would not survive a shell's $(...), so nested settings are written with
     dots. short_step_tokens: see VLLMSettings."""
-    check_short_step(short_step_tokens)
+    check_token_count(short_step_tokens)
     schedule = Schedule.load(name, model=model, force=force)
+    if short_step_tokens and schedule.check is not None:
+        raise UserError("short steps are not decoded densely where drafts are checked", "leave --short-step-tokens out")
     source = name if name in presets() else str(Path(name).resolve())
     if not _SAFE.fullmatch(source):
         raise UserError(
@@ -29,11 +31,9 @@ def serve_arguments(name: str, model: str | None = None, force: bool = False, sh
         )
     block_tokens = _block_tokens(schedule.selector.row_tokens)
     setting = "--additional-config.sparroll"
-    more = {"force_schedule": "true"} if force else {}
-    more |= {"short_step_tokens": str(short_step_tokens)} if short_step_tokens else {}
-    where = [f"{setting}.{name}={value}" for name, value in ({"schedule": source} | more).items()]
-    if not more:
-        where = [f"{setting}={source}"]
+    more = [f"{setting}.force_schedule=true"] if force else []
+    more += [f"{setting}.short_step_tokens={short_step_tokens}"] if short_step_tokens else []
+    where = [f"{setting}.schedule={source}", *more] if more else [f"{setting}={source}"]
     return [
         "--attention-backend=CUSTOM",
         *where,

@@ -32,13 +32,16 @@ class VLLMSettings:
     force_schedule: bool = False
     """Use a schedule that was made for another model."""
     short_step_tokens: int = 0
-    """A step whose requests have contexts of at most so many tokens together is decoded densely, because choosing what to
-    read would take longer than reading it. 0: the schedule alone decides. Needs vLLM's V2 model runner."""
+    """Steps whose decoding requests have contexts that add up to at most so many tokens are decoded densely, where choosing
+    what to read takes longer than reading it. 0: the schedule alone decides. Under full CUDA graphs this needs vLLM's V2
+    model runner and our worker."""
 
     def __post_init__(self) -> None:
         if self.attention not in ATTENTIONS:
             raise UserError(f"unknown attention {self.attention!r}", nearest(str(self.attention), ATTENTIONS))
-        check_short_step(self.short_step_tokens)
+        check_token_count(self.short_step_tokens)
+        if self.short_step_tokens and self.schedule is None:
+            raise UserError("without a schedule every step is dense", "leave short_step_tokens out")
 
     @staticmethod
     def parse(value: Any) -> VLLMSettings:
@@ -75,7 +78,7 @@ class VLLMSettings:
         return None if self.schedule is None else Schedule.load(self.schedule, model=model, force=self.force_schedule)
 
 
-def check_short_step(tokens: Any) -> None:
-    """Raise UserError unless this is a number of tokens."""
+def check_token_count(tokens: Any) -> None:
+    """Raise UserError unless `short_step_tokens` is a number of tokens."""
     if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 0:
         raise UserError(f"short_step_tokens must be a number of tokens, 0 or more, got {tokens!r}")

@@ -62,6 +62,14 @@ class WorkerExtension:
         """The same as bytes, for an engine in another process than its user."""
         return packed(self.sparroll_take_checked())
 
+    def sparroll_take_short_reads(self) -> dict[str, int]:
+        """Tokens that requests read in short steps beyond the schedule, summed over all layers, by vLLM's name of each,
+        since the last call. Must not be called while requests run. The first call starts to keep this; whoever makes it
+        must go on, or memory fills."""
+        from sparroll.engines.vllm.attention.state import STATE
+
+        return STATE.take_short_reads()
+
     def sparroll_reset_report(self) -> None:
         """Start counting anew. Must not be called while requests run."""
         from sparroll.engines.vllm.attention import preemptions as steps

@@ -90,7 +90,8 @@ class Rows:
         return self.whole_R | self.dense_R
 
     def count(self, state: State, may_replay: bool = False) -> None:
-        """Tell the state about the step. may_replay: whether a full CUDA graph may run it."""
+        """Tell the state about the step; from here on it says whether the step has a plan. may_replay: whether a full CUDA
+        graph may run it."""
         decoding = ~self.whole_R & (self.contexts_R > 0)
         tail = int((self.whole_R & (self.contexts_R > 0)).sum())
         contexts = self.contexts_R[decoding]
@@ -100,3 +101,4 @@ class Rows:
         else:
             state.counters.tail_tokens += tail
         state.begin_step(state.decode_rows(contexts, self.dense_R[decoding]), may_replay)
+        state.note_short_reads(self.contexts_R, decoding & ~self.dense_R)

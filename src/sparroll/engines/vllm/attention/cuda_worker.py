@@ -11,6 +11,7 @@ from sparroll.engines.vllm.attention import whole_graphs
 from sparroll.engines.vllm.attention.state import STATE
 from sparroll.engines.vllm.scores import in_vllm
 from sparroll.engines.vllm.worker import WorkerExtension
+from sparroll.errors import UserError
 
 
 class SparseWorker(Worker, WorkerExtension):
@@ -28,5 +29,11 @@ class SparseWorker(Worker, WorkerExtension):
         if STATE.has_index and whole_graphs.has_graphs(self.model_runner):
             whole_graphs.capture_both(self.model_runner.cudagraph_manager, STATE)
         done = super().compile_or_warm_up_model()
+        mode = self.vllm_config.compilation_config.cudagraph_mode
+        if STATE.short_step_tokens and mode.has_full_cudagraphs() and not STATE.captured_whole:
+            raise UserError(
+                "short steps cannot be decoded densely: vLLM captured no full CUDA graphs for decode steps",
+                "leave short_step_tokens out, or let cudagraph_capture_sizes have a size up to max_num_seqs",
+            )
         self.sparroll_reset_report()
         return done

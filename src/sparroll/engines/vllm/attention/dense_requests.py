@@ -39,7 +39,7 @@ def dense_rows(names: Sequence[str], dense: Set[str]) -> np.ndarray | None:
 
 
 def follow_rows(runner: Any, state: State, dense: Set[str]) -> None:
-    """Let the state know the dense rows of each step of this model runner from now on.
+    """Let the state know whose the rows of each step of this model runner are, and which are dense, from now on.
 
     vLLM's V1 runner keeps the order of its rows in `input_batch`, and builds all metadata in one method, also that of
     drafts. Its V2 runner makes an `input_batch` for each step. Both have done so from 0.26 to 0.33.
@@ -49,7 +49,8 @@ def follow_rows(runner: Any, state: State, dense: Set[str]) -> None:
 
         @functools.wraps(build)
         def build_metadata(*arguments: Any, **named: Any) -> Any:
-            state.dense_rows = dense_rows(runner.input_batch.req_ids, dense)
+            state.row_names = runner.input_batch.req_ids
+            state.dense_rows = dense_rows(state.row_names, dense)
             return build(*arguments, **named)
 
         runner._build_attention_metadata = build_metadata
@@ -59,7 +60,8 @@ def follow_rows(runner: Any, state: State, dense: Set[str]) -> None:
         @functools.wraps(prepare)
         def prepare_inputs(*arguments: Any, **named: Any) -> Any:
             batch = prepare(*arguments, **named)
-            state.dense_rows = dense_rows(batch.req_ids, dense)
+            state.row_names = batch.req_ids
+            state.dense_rows = dense_rows(state.row_names, dense)
             return batch
 
         runner.prepare_inputs = prepare_inputs

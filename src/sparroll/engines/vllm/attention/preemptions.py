@@ -114,7 +114,7 @@ def watch(runner: Any, state: State) -> None:
         try:
             return run(scheduler_output, *arguments, **named)
         finally:
-            state.dense_rows = None
+            state.dense_rows, state.row_names = None, None
 
     execute_model.sparroll_follower = follower  # type: ignore[attr-defined]
     runner.execute_model = execute_model

@@ -10,6 +10,7 @@ which all rows read everything (whole_graphs.py).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -94,7 +95,7 @@ class StepUnderWay:
     may_replay: bool
     """Whether a full CUDA graph may run it."""
     whole: bool = False
-    """Whether all layers are to read everything."""
+    """Whether it has no plan (State.step_is_whole)."""
     ran: dict[int, str] = field(default_factory=dict)
     """Layer -> the attention that it ran, of the layers that were entered."""
 
@@ -129,7 +130,13 @@ class State:
     captures_whole: bool = False
     """Whether those are being captured."""
     step_is_whole: bool = False
-    """Whether all layers read everything in the step whose metadata was built last. It is then in no sparse graph."""
+    """Whether the step whose metadata was built last has no plan: all layers read everything, with vLLM's own attention. A
+    step in which nothing is left out may have one, where the only graph for it is sparse."""
+    row_names: Sequence[str] | None = None
+    """Whose the rows of that step are, in their order; None where nobody said so."""
+    short_reads: dict[str, int] | None = None
+    """Request -> tokens that it read in short steps and that the schedule would have left out, summed over all layers. None
+    until somebody asks."""
     index_read_share: dict[int, float] = field(default_factory=dict)
     _steps_XS: Tensor | None = None
     """Where the schedule's steps start, and below that the budgets of each layer. Each layer has a row of its own,
@@ -165,6 +172,7 @@ class State:
         self.index_read_share = {}
         self.captured, self.captured_whole = {}, {}
         self.captures_whole = self.step_is_whole = False
+        self.row_names, self.short_reads = None, None
         self.drafting, self.check_rows, self.dense_rows = False, 0, None
         self.reset_report()
         self.set_schedule(schedule)
@@ -280,6 +288,22 @@ class State:
             rows, self._not_decoding = rows + -self._not_decoding, DecodeRows()
         self._step = StepUnderWay(rows, may_replay, self.step_is_whole)
 
+    def note_short_reads(self, contexts_R: np.ndarray, schedule_R: np.ndarray) -> None:
+        """Note what rows of the step read beyond the schedule because the step is short. contexts_R: of its first rows.
+        schedule_R: which of them the schedule applies to."""
+        if self.short_reads is None or self.row_names is None or not self.step_is_whole:
+            return
+        beyond_R = self.unread_tokens(np.where(schedule_R, contexts_R, 0))
+        # Rows behind those of the requests are padding.
+        for name, tokens in zip(self.row_names, beyond_R.tolist(), strict=False):
+            if tokens:
+                self.short_reads[name] = self.short_reads.get(name, 0) + tokens
+
+    def take_short_reads(self) -> dict[str, int]:
+        """`short_reads` of the requests since the last call; the first call begins to keep them."""
+        taken, self.short_reads = self.short_reads or {}, {}
+        return taken
+
     def take_back(self, rows: DecodeRows) -> None:
         """These rows of the next step will look like decode rows, and are none."""
         self.counters.decode += -rows
@@ -362,7 +386,7 @@ class State:
             counted = self._counted.setdefault(layer, LayerReport())
             counted.dense_steps += rows.rows - sparse
             counted.sparse_steps += sparse
-            counted.short_dense_steps += leaves_out if whole else 0
+            counted.short_dense_steps += leaves_out if whole and attention == "dense" else 0
             counted.context_tokens += rows.context_tokens
             counted.read_tokens += int(rows.read_tokens_L[layer]) if attention != "dense" else rows.context_tokens
             if needed_sparse and self._sparse_rows_ran.get(layer) != "dense":

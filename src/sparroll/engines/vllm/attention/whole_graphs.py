@@ -22,7 +22,9 @@ def has_graphs(runner: Any) -> bool:
 
 def capture_both(manager: Any, state: State) -> None:
     """Have a manager capture each of its full graphs twice, and replay the one that the step needs. Must be called before
-    it captures."""
+    it captures. A second call changes nothing."""
+    if hasattr(manager.capture, "sparroll_captures_both"):
+        return
     capture, run_fullgraph = manager.capture, manager.run_fullgraph
     whole: dict[Any, Any] = {}
 
@@ -49,4 +51,5 @@ def capture_both(manager: Any, state: State) -> None:
         finally:
             manager.graphs = graphs
 
+    capture_sparse_and_whole.sparroll_captures_both = True  # type: ignore[attr-defined]
     manager.capture, manager.run_fullgraph = capture_sparse_and_whole, run_either
