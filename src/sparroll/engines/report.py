@@ -18,9 +18,6 @@ class LayerReport:
     sparse_steps: int = 0
     """Steps that read a part of the context, chosen or left by eviction. A context within its budget is read whole and
     counts as dense."""
-    short_dense_steps: int = 0
-    """Those of the dense steps that the schedule would have let read a part, and that read everything because the whole
-    step was short (`short_step_tokens`). Only vLLM has such."""
     context_tokens: int = 0
     """Sum of the contexts' lengths over all steps."""
     read_tokens: int = 0
@@ -30,6 +27,9 @@ class LayerReport:
     context."""
     extra_sparse_tokens: int = 0
     """The same of the tokens that checks gave behind whole windows (`checks.extra_tokens`)."""
+    short_dense_steps: int = 0
+    """Those of the dense steps that the schedule would have let read a part, and that read everything because the whole
+    step was short (`short_step_tokens`). Only vLLM has such."""
     index_read_share: float = 0.0
     """Bytes that a step reads of the index and of a remainder's groups, divided by the bytes of all K and V of the context;
     0 in a dense layer."""
