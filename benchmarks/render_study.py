@@ -47,7 +47,7 @@ CHECK_BUDGETS = "mismatch-study-check-budgets-60-steps-h200"
 SMALL_UNITS = "mismatch-study-units-60-steps-h100"
 """Pages beside small units in few bits: with the tail of the pages, and with as many tokens. No drafts are checked."""
 PAIRS = "mismatch-study-pairs-h100"
-"""Units of 2 tokens in 2 bits. The host went back before their last steps."""
+"""Units of 2 tokens in 2 bits, without the last steps, for which there was no time."""
 HALF_WAY = 30
 """The step of 60 at which accuracy is also measured."""
 CONTROL = "mismatch-study-control-h200"
@@ -188,6 +188,7 @@ def fewest_steps(runs: Iterable[Sequence[dict[str, Any]]]) -> int:
 
 
 def gained_half_way(run: dict[str, Any]) -> float:
+    """Change of dense accuracy."""
     accuracy = {step: value for step, value, *_ in run["dense_accuracy"]}
     return float(accuracy[HALF_WAY] - accuracy[0])
 

@@ -278,8 +278,8 @@ class State:
 
     def begin_step(self, rows: DecodeRows, may_replay: bool) -> None:
         """The metadata of a step is being built: these are its decode rows. may_replay: whether a full CUDA graph may run
-        it. Where no row leaves anything out, or the step is a short one, all layers read everything; a graph does so if
-        there is one for that."""
+        it. From here on `step_is_whole` is about this step: it is true where no row leaves anything out, or the step is a
+        short one, if a graph that may run it has no plan either."""
         self._end_step()
         self.counters.decode += rows
         reads_all = not rows.sparse_L.any() or rows.context_tokens <= self.short_step_tokens
@@ -378,7 +378,7 @@ class State:
         self._replayed = {}
 
     def _count(self, rows: DecodeRows, ran: dict[int, str], whole: bool) -> None:
-        """Count these rows for the layers that ran. whole: whether all of them were to read everything."""
+        """Count these rows for the layers that ran. whole: whether their steps had no plan."""
         for layer, attention in ran.items():
             leaves_out = int(rows.sparse_L[layer])
             needed_sparse = 0 if whole else leaves_out
