@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import published_figures
 from claim_words import Claims, Figures, bare, down, up
 from claims_speed import training_step
-from published_figures import less
 from record_tables import RESULTS, results
 from render_study import (
     CHECK_GRID,
@@ -78,17 +78,14 @@ def under_pairs() -> Figures:
         "pages": (SMALL_UNITS, "uniform"),
         "dense": (STUDIES[60], "dense"),
     }
-    runs = {
-        name: [run for run in results(record, KIND)["runs"] if run["row"] == row]
-        for name, (record, row) in rows.items()
-    }
+    runs = {name: published_figures.runs_of(record, row, whole=False) for name, (record, row) in rows.items()}
     gained = {name: [gained_half_way(run) for run in its] for name, its in runs.items()}
     read = {name: 100 * its[0]["series"]["rollout/kv_read_share"][0] for name, its in runs.items()}
     all_pairs = results(PAIRS, KIND)["runs"]
     said = {"fewest": str(fewest_steps([all_pairs])), "most": str(max(run["steps"] for run in all_pairs))}
     said |= {name: bare(down(statistics.mean(values), 3)) for name, values in gained.items()}
     for other in ("pages", "dense"):
-        beyond = less(gained["pairs"], gained[other])
+        beyond = published_figures.less(gained["pairs"], gained[other])
         said |= {
             f"from_{other}": gain(beyond.value),
             f"low_{other}": bare(down(beyond.low, 3)),

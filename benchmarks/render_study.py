@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from published_figures import worst_bin
+from published_figures import runs_of, worst_bin
 from record_tables import RESULTS, before_and_after, results, table
 from scipy import special
 
@@ -154,9 +154,7 @@ def study_pairs() -> str:
         (PAIRS, "quantized-160", "160 tokens, 2 x 2"),
         (PAIRS, "quantized-160-wide", "160 tokens, 2 x 2, no dense layer"),
     ]
-    runs = {
-        what: [run for run in results(name, "mismatch-study")["runs"] if run["row"] == row] for name, row, what in shown
-    }
+    runs = {what: runs_of(name, row, whole=False) for name, row, what in shown}
     steps = fewest_steps(runs.values())
     rows = []
     for what, its in runs.items():

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import tempfile
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 
 from sparroll.draft_check import DraftCheck
+from sparroll.engines.vllm.settings import check_token_count
 from sparroll.engines.vllm.worker import EXTENSION
 from sparroll.errors import UserError
 from sparroll.schedule import Schedule
@@ -89,6 +91,18 @@ def widest(schedule: Schedule, context_limit: int, layers: int) -> Schedule:
     dense_layers = tuple(layer for layer in schedule.dense_layers if layer < layers)
     check = DraftCheck(schedule.check.window_tokens) if schedule.check else None
     return replace(Schedule.fixed(whole, schedule.selector, dense_layers), check=check)
+
+
+def check_short_steps(short_step_tokens: int, sparse: bool, vllm_arguments: Mapping[str, Any]) -> None:
+    """Raise UserError where VLLMEngine's `short_step_tokens` is no number of tokens, or would have no effect."""
+    check_token_count(short_step_tokens)
+    if short_step_tokens and not sparse:
+        raise UserError("with sparse=False every step is dense", "leave short_step_tokens out")
+    if short_step_tokens and "additional_config" in vllm_arguments:
+        raise UserError(
+            "short_step_tokens would be lost beside additional_config",
+            'give it there, {"sparroll": {"schedule": ..., "short_step_tokens": ...}}',
+        )
 
 
 def _asked(schedule: Schedule, short_step_tokens: int) -> str | dict[str, Any]:

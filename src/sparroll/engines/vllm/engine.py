@@ -26,9 +26,9 @@ from sparroll.engines.load_model import check_checkpoint
 from sparroll.engines.prompt_encoder import response_text
 from sparroll.engines.report import EngineReport, LayerReport
 from sparroll.engines.vllm import launch, model_files, outputs, requests, rescoring
-from sparroll.engines.vllm.arguments import llm_arguments, whole_prompts, widest
+from sparroll.engines.vllm.arguments import check_short_steps, llm_arguments, whole_prompts, widest
 from sparroll.engines.vllm.attention.state import MOST_STEPS, check_fits_engine
-from sparroll.engines.vllm.settings import SCHEDULE_VARIABLE, check_token_count
+from sparroll.engines.vllm.settings import SCHEDULE_VARIABLE
 from sparroll.engines.vllm.step_check import check_ran
 from sparroll.engines.vllm.weights import checked, expected_shapes
 from sparroll.engines.vllm.worker import EXTENSION
@@ -85,14 +85,7 @@ class VLLMEngine(Engine):
             )
         if max_batch < 1:
             raise UserError(f"max_batch must be at least 1, got {max_batch}")
-        check_token_count(short_step_tokens)
-        if short_step_tokens and not sparse:
-            raise UserError("with sparse=False every step is dense", "leave short_step_tokens out")
-        if short_step_tokens and "additional_config" in vllm_arguments:
-            raise UserError(
-                "short_step_tokens would be lost beside additional_config",
-                'give it there, {"sparroll": {"schedule": ..., "short_step_tokens": ...}}',
-            )
+        check_short_steps(short_step_tokens, sparse, vllm_arguments)
         self.short_step_tokens = short_step_tokens
         launch.prepare_process()
         folder = whole_model(str(model))
