@@ -28,7 +28,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "recipes" / "claims"))
 
 from claim_figures import rank_correlations, whole_rows
 from record_tables import RESULTS, results
-from render_study import AGAIN, CHECK_BUDGETS, CHECK_GRID, SMALL_UNITS, STUDIES, VERIFIED
+from render_study import AGAIN, CHECK_BUDGETS, CHECK_GRID, PAIRS, SMALL_UNITS, STUDIES, VERIFIED
 
 from sparroll import files, records
 
@@ -92,7 +92,7 @@ SELECTIONS = (
         f"25 steps, no eviction, tails above {HIGH_TAIL}", SHORT, lambda r: not _evicts(r) and _tail(r) > HIGH_TAIL
     ),
     Selection("60 steps", LONG),
-    Selection("60 steps, with small units", (*LONG, SMALL_UNITS)),
+    Selection("60 steps, with small units", (*LONG, SMALL_UNITS, PAIRS)),
     Selection("60 steps, no fixed budget", LONG, lambda run: not _fixed(run)),
     Selection("60 steps, with checked drafts", (*LONG, VERIFIED, CHECK_GRID, CHECK_BUDGETS)),
 )

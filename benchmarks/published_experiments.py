@@ -10,20 +10,14 @@ from __future__ import annotations
 
 import math
 import statistics
-import sys
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from published_claims import Part
 from published_figures import around, pooled, worst_bin
 from published_rules import Estimate, Rule, above, as_good, at_most, below, inside, uncorrelated
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "recipes" / "claims"))
-
-from claim_figures import rank_correlations, whole_rows
 
 from sparroll.rounding import rounded_down
 
@@ -43,7 +37,6 @@ NEARLY_ONE, KS = 0.547, 0.029
 """Published share of tokens above .999 at a budget of 512 tokens, and distance of the rest to its Beta."""
 LARGER_BUDGET = "none, larger budget"
 """The kind of run of `distil-loss` without an adapter, whose rollouts read more."""
-DRAWS = 2000
 
 
 @dataclass(frozen=True)
@@ -219,9 +212,9 @@ def tail_is_better(found: Results) -> Sequence[Part]:
     parts = []
     for each in found:
         for task in _ranked_tasks(each):
-            runs = [run for run in _sparse_runs(each, task) if _both_known(run)]
-            label = f"{task}, tail's beyond the mean's"
-            parts.append(Part(label, stronger(runs, ("claims/q05", "claims/mean")), above(0), 2, sign=True))
+            beyond = estimate(_correlated(each, task, "mean")["run_mean_beyond_q05"])
+            turned = beyond and Estimate(-beyond.value, -beyond.high, -beyond.low)
+            parts.append(Part(f"{task}, tail's beyond the mean's", turned, above(0), 2, sign=True))
     return parts
 
 
@@ -230,43 +223,14 @@ def _ranked_tasks(found: Mapping[str, Any]) -> list[str]:
 
 
 def _correlation(found: Mapping[str, Any], task: str, statistic: str, rule: Any) -> Part:
-    about = {"task": task, "among": "all", "statistic": statistic}
-    (line,) = [line for line in found["correlations"] if {key: line[key] for key in about} == about]
+    line = _correlated(found, task, statistic)
     return Part(f"{task}, {line['runs']} runs", estimate(line["run_mean"]), rule, 2, sign=True)
 
 
-def _sparse_runs(found: Mapping[str, Any], task: str) -> list[Mapping[str, Any]]:
-    return [
-        cell
-        for cell in found["cells"]
-        if cell["config"]["task"] == task and cell["config"]["does"] == "train" and cell["config"]["row"] != "dense"
-    ]
-
-
-def _both_known(run: Mapping[str, Any]) -> bool:
-    return all(_known(run, metric) for metric in ("claims/q05", "claims/mean"))
-
-
-def _known(run: Mapping[str, Any], metric: str) -> list[float]:
-    return [value for value in run["results"]["steps"].get(metric, []) if value is not None]
-
-
-def stronger(runs: Sequence[Mapping[str, Any]], metrics: tuple[str, str]) -> Estimate | None:
-    """How much higher the first metric's rank correlation with what runs gained is than the second's. Whole rows are drawn,
-    because runs of one row differ in their seeds alone. None below three runs, or where a metric is constant."""
-    if len(runs) < 3:
-        return None
-    means = np.array([[statistics.mean(_known(run, metric)) for metric in metrics] for run in runs])
-    gained = np.array([run["results"]["accuracy_change"] for run in runs])
-    rows = [run["config"]["row"] for run in runs]
-    first, second = rank_correlations(means, gained)
-    if not np.isfinite([first, second]).all():
-        return None
-    if len(set(rows)) < 5:
-        return Estimate.unrepeated(float(first - second))
-    drawn = [rank_correlations(means[at], gained[at]) for at in whole_rows(rows, DRAWS, np.random.default_rng(0))]
-    low, high = np.nanquantile([one - other for one, other in drawn], [0.025, 0.975])
-    return Estimate(float(first - second), float(low), float(high))
+def _correlated(found: Mapping[str, Any], task: str, statistic: str) -> Mapping[str, Any]:
+    about = {"task": task, "among": "all", "statistic": statistic}
+    (line,) = [line for line in found["correlations"] if {key: line[key] for key in about} == about]
+    return line
 
 
 def two_humps(found: Results) -> Sequence[Part]:

@@ -317,7 +317,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "study-longer": render_study.study_longer,
     "study-verified": render_study.study_verified_rollouts,
     "study-units": render_study.study_small_units,
-    "study-pairs": render_study.study_pairs,
     "study-distilled": render_study.study_distilled,
     "study-frozen": render_study.study_frozen,
     "study-eviction": render_study.study_eviction,

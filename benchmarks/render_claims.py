@@ -89,10 +89,57 @@ def correlations(when: str) -> str:
     return table(["statistic", *counts], rows)
 
 
+SPREAD = {
+    "q05": "5th percentile of acceptance",
+    "worst_bin_q05": "the same, worst bin",
+    "q01": "1st percentile",
+    "q10": "10th percentile",
+    "mean": "mean acceptance",
+    "cvar01": "mean of the worst 1 %",
+    "cvar05": "mean of the worst 5 %",
+    "skew": "skewness",
+    "nearly_one_share": "share above .999",
+    "kl": "KL sparse to dense",
+    **{f"over_{nats}_nats": f"share of tokens more than {nats} nats off" for nats in (2, 5, 10, 20)},
+    "reward_of_rollouts": "reward of the sparse rollouts",
+    "reward_gap": "reward gap of the control group",
+    "kv_read_share": "share of the cache that is read",
+}
+"""Statistics of the experiment predicts-training."""
+FREE_WORDING = "claims-predicts-training-cpu"
+
+
+def spread_correlations() -> str:
+    """The same on tiny-reasoner's task, over rows that were chosen so that the statistics come apart; empty where a
+    statistic is constant."""
+    found = {
+        (each["among"], each["statistic"]): each
+        for each in results(FREE_WORDING, "claims-predicts-training")["correlations"]
+        if each["task"] == "remarks"
+    }
+    columns = [("all", "first_step"), ("all", "run_mean"), ("5th percentile above .78", "run_mean")]
+    rows = []
+    for statistic, label in SPREAD.items():
+        lines = [(found[among, statistic], when) for among, when in columns]
+        rows.append([label, *(_beside(line[when], line[f"{when}_beyond_q05"]) for line, when in lines)])
+    runs = {among: found[among, "q05"]["runs"] for among, _ in columns}
+    heads = {"first_step": "first step", "run_mean": "whole run"}
+    names = [f"{heads[when]}, {'' if among == 'all' else among + ', '}{runs[among]} runs" for among, when in columns]
+    return table(["statistic", *names], rows)
+
+
 def _cell(of: dict[str, Any]) -> str:
-    text = f"{of['value']:+.2f} [{rounded_down(of['low'], 2, True)}, {rounded_up(of['high'], 2, True)}]"
     gained = of["gained"]
-    return f"**{text}**" if gained["low"] > 0 else f"*{text}*" if gained["high"] < 0 else text
+    return _beside([of["value"], of["low"], of["high"]], [gained["value"], gained["low"], gained["high"]])
+
+
+def _beside(correlation: Sequence[float] | None, beyond: Sequence[float] | None) -> str:
+    """[value, low, high], marked by how much stronger it is than that of the 5th percentile."""
+    if correlation is None or beyond is None:
+        return ""
+    value, least, most = correlation
+    text = f"{value:+.2f} [{rounded_down(least, 2, True)}, {rounded_up(most, 2, True)}]"
+    return f"**{text}**" if beyond[1] > 0 else f"*{text}*" if beyond[2] < 0 else text
 
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -102,4 +149,5 @@ TABLES: dict[str, Callable[[], str]] = {
     "claims-commands": commands,
     "predictors": partial(correlations, "run_mean"),
     "predictors-first-step": partial(correlations, "first_step"),
+    "predictors-spread": spread_correlations,
 }

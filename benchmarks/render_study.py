@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import statistics
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from published_figures import runs_of, worst_bin
+from published_figures import worst_bin
 from record_tables import RESULTS, before_and_after, results, table
 from scipy import special
 
@@ -47,9 +47,7 @@ CHECK_BUDGETS = "mismatch-study-check-budgets-60-steps-h200"
 SMALL_UNITS = "mismatch-study-units-60-steps-h100"
 """Pages beside small units in few bits: with the tail of the pages, and with as many tokens. No drafts are checked."""
 PAIRS = "mismatch-study-pairs-h100"
-"""Units of 2 tokens in 2 bits, without the last steps, for which there was no time."""
-HALF_WAY = 30
-"""The step of 60 at which accuracy is also measured."""
+"""Units of 2 tokens in 2 bits."""
 CONTROL = "mismatch-study-control-h200"
 """Rows with a control group."""
 FIRST_BIN = "mismatch/acceptance_q05/3840-4096"
@@ -139,56 +137,11 @@ def study_longer() -> str:
 
 
 def study_small_units() -> str:
-    """Pages and small units that ran beside each other, as the table of all rows has them."""
-    found = results(SMALL_UNITS, "mismatch-study")
-    return table(STUDY_HEAD, [_study_line(found, row, _label(row["row"])) for row in found["table"]])
-
-
-def study_pairs() -> str:
-    """Units of 2 tokens beside units of 4, pages and dense rollouts, over the steps that all these runs have."""
-    shown = [
-        (STUDIES[60], "dense", "everything"),
-        (SMALL_UNITS, "uniform", "800 tokens in pages of 16"),
-        (SMALL_UNITS, "quantized-192", "192 tokens, 4 x 4"),
-        (SMALL_UNITS, "quantized-192-wide", "192 tokens, 4 x 4, no dense layer"),
-        (PAIRS, "quantized-160", "160 tokens, 2 x 2"),
-        (PAIRS, "quantized-160-wide", "160 tokens, 2 x 2, no dense layer"),
-    ]
-    runs = {what: runs_of(name, row, whole=False) for name, row, what in shown}
-    steps = fewest_steps(runs.values())
-    rows = []
-    for what, its in runs.items():
-        gained = [gained_half_way(run) for run in its]
-        last = {
-            name: statistics.mean(statistics.mean(run["series"][name][steps - 10 : steps]) for run in its)
-            for name in ("reward/mean", "mismatch/acceptance_q05_worst_bin", "mismatch/kl_sparse_to_dense")
-        }
-        read = statistics.mean(run["series"]["rollout/kv_read_share"][0] for run in its)
-        rows.append(
-            [
-                what,
-                str(len(its)),
-                f"{gain(statistics.mean(gained))} ({gain(min(gained))} to {gain(max(gained))})",
-                rounded_down(last["reward/mean"], 2),
-                rounded_down(last["mismatch/acceptance_q05_worst_bin"]),
-                rounded_up(last["mismatch/kl_sparse_to_dense"]),
-                percent_up(read),
-            ]
-        )
-    between = f"steps {steps - 9} to {steps}"
-    head = ["rollouts read", "seeds", f"change of dense accuracy, step {HALF_WAY}", f"reward, {between}"]
-    return table([*head, "tail in the worst bin", "KL", "KV read"], rows)
-
-
-def fewest_steps(runs: Iterable[Sequence[dict[str, Any]]]) -> int:
-    """So many steps all of these runs have."""
-    return min(int(run["steps"]) for its in runs for run in its)
-
-
-def gained_half_way(run: dict[str, Any]) -> float:
-    """Change of dense accuracy."""
-    accuracy = {step: value for step, value, *_ in run["dense_accuracy"]}
-    return float(accuracy[HALF_WAY] - accuracy[0])
+    """Pages and small units that ran beside each other, and units of 2 tokens, as the table of all rows has them."""
+    records = (results(SMALL_UNITS, "mismatch-study"), results(PAIRS, "mismatch-study"))
+    return table(
+        STUDY_HEAD, [_study_line(found, row, _label(row["row"])) for found in records for row in found["table"]]
+    )
 
 
 def study_verified_rollouts() -> str:

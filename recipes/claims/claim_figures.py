@@ -68,6 +68,31 @@ def rank_correlation(
     return [value, float(low), float(high)]
 
 
+def stronger_correlation(
+    x_K: Sequence[float | None],
+    base_K: Sequence[float | None],
+    y_K: Sequence[float],
+    rows: Sequence[str],
+    replicates: int = 2000,
+    seed: int = 0,
+) -> Interval | None:
+    """How much higher the rank correlation of x with y is than that of `base`, over the same draws of whole rows. As for
+    `rank_correlation`, None with fewer than three runs that have both or where a side is constant, and no interval with
+    fewer than five rows."""
+    known = [place for place, pair in enumerate(zip(x_K, base_K, strict=True)) if None not in pair]
+    both = np.array([[x_K[place], base_K[place]] for place in known], dtype=float)
+    y, named = np.array([y_K[place] for place in known]), [rows[place] for place in known]
+    if len(known) < 3 or np.ptp(y) == 0 or (np.ptp(both, axis=0) == 0).any():
+        return None
+    value = float(np.subtract(*rank_correlations(both, y)))
+    if len(set(named)) < 5:
+        return [value, None, None]
+    draws = whole_rows(named, replicates, np.random.default_rng(seed))
+    drawn = [float(np.subtract(*rank_correlations(both[places], y[places]))) for places in draws]
+    low, high = np.nanquantile(drawn, [0.025, 0.975])
+    return [value, float(low), float(high)]
+
+
 def whole_rows(rows: Sequence[str], replicates: int, random: np.random.Generator) -> Iterator[np.ndarray]:
     """The places of a bootstrap's runs, for each replicate. rows: that of each run; the runs of one row stay together,
     because they are not independent."""

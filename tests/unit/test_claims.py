@@ -28,7 +28,7 @@ sys.path.insert(0, str(RECIPE))
 import run  # noqa: E402
 from claim_asked import Asked, Call, keep_asked  # noqa: E402
 from claim_cells import Cell, Done, Place, cell_path, hardware_name, read_cell, run_cell, write_record  # noqa: E402
-from claim_figures import difference, over_seeds, rank_correlation  # noqa: E402
+from claim_figures import difference, over_seeds, rank_correlation, stronger_correlation  # noqa: E402
 from claim_tasks import budget, claim_tasks, find_task, run_config, schedule_of  # noqa: E402
 from claim_tokens import Tokens, intervals, paired_difference, statistics  # noqa: E402
 from experiments import NAMES, experiment, page_size, sparse_rl, threshold  # noqa: E402
@@ -103,6 +103,21 @@ def test_rank_correlations_keep_the_runs_of_a_row_together() -> None:
     assert rank_correlation(rising, [value**3 for value in rising], rows) == pytest.approx([1.0, 1.0, 1.0])
     assert rank_correlation(rising, [1.0] * 18, rows) is None
     assert rank_correlation([1.0, 2.0, 3.0], [3.0, 2.0, 1.0], ["a", "b", "c"]) == [pytest.approx(-1), None, None]
+
+
+def test_a_statistic_that_orders_runs_is_stronger_than_one_that_does_not() -> None:
+    gained = [float(place) for place in range(16)]
+    rows = [f"row {place // 2}" for place in range(16)]
+    mixed = [float((5 * place) % 16) for place in range(16)]
+    value, low, high = stronger_correlation(gained, mixed, gained, rows) or [None] * 3
+    assert value == pytest.approx(1 - rank_correlation(mixed, gained, rows)[0]) and 0 < low < value <= high
+    assert stronger_correlation(mixed, gained, gained, rows) == pytest.approx([-value, -high, -low])
+    assert stronger_correlation(gained, gained, gained, rows) == pytest.approx([0, 0, 0])
+    # Runs that lack one of both do not count, and four rows are too few for an interval.
+    known = [None if place > 2 else value for place, value in enumerate(mixed)]
+    assert stronger_correlation(known, gained, gained, rows) == [pytest.approx(-0.0), None, None]
+    assert stronger_correlation(known[:2], gained[:2], gained[:2], rows[:2]) is None
+    assert stronger_correlation([1.0] * 16, gained, gained, rows) is None
 
 
 def test_rounded_weights_lie_on_their_grid() -> None:

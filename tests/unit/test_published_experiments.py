@@ -32,7 +32,6 @@ def claims() -> Iterator[dict[str, Any]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(ROOT / "benchmarks"))
         found = importlib.import_module("render_claims").every_claim()
-        patch.setattr(sys.modules["published_experiments"], "DRAWS", 60)
         yield {claim.name: claim for claim in found if claim.experiment}
 
 
@@ -259,7 +258,8 @@ def recorded(name: str, cells: list[Cell], finished: list[Cell]) -> Table:
 @pytest.fixture
 def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     module = importlib.import_module("experiments.predicts_training")
-    monkeypatch.setattr(module, "rank_correlation", partial(module.rank_correlation, replicates=4))
+    for name in ("rank_correlation", "stronger_correlation"):
+        monkeypatch.setattr(module, name, partial(getattr(module, name), replicates=4))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 import torch
 from claim_cells import Cell, Done, Place, Table
-from claim_figures import grouped, over_seeds, rank_correlation
+from claim_figures import grouped, over_seeds, rank_correlation, stronger_correlation
 from claim_runs import first_step, opened, run_mean, sampled, scorer_of, tokens_of, trained
 from claim_tasks import DENSE, ClaimTask, Reading, budget, evicting
 from claim_tokens import NATS, intervals
@@ -20,14 +20,16 @@ from sparroll.mismatch.beta import fit_beta
 NAME = "predicts-training"
 ABOUT = "Which statistic of the mismatch, in the first step or over the run, orders runs by what they gain?"
 STATISTICS = {
-    **{name: f"claims/{name}" for name in ("q01", "q05", "q10", "mean", "cvar01", "cvar05", "kl", "skew")},
-    **{f"over_{nats}_nats": f"claims/over_{nats}_nats" for nats in NATS},
-    "nearly_one_share": "claims/nearly_one_share",
-    "worst_bin_q05": "mismatch/acceptance_q05_worst_bin",
-    "reward_of_rollouts": "reward/mean",
-    "reward_gap": "control/reward_gap",
-    "kv_read_share": "rollout/kv_read_share",
+    **{name: (f"claims/{name}", 1) for name in ("q01", "q05", "q10", "mean", "cvar01", "cvar05", "nearly_one_share")},
+    **{name: (f"claims/{name}", -1) for name in ("kl", "skew", *(f"over_{nats}_nats" for nats in NATS))},
+    "worst_bin_q05": ("mismatch/acceptance_q05_worst_bin", 1),
+    "reward_of_rollouts": ("reward/mean", 1),
+    "reward_gap": ("control/reward_gap", -1),
+    "kv_read_share": ("rollout/kv_read_share", 1),
 }
+"""Metrics, and whether much of them should go with good training (1) or bad (-1)."""
+WHEN = {"first_step": first_step, "run_mean": run_mean}
+"""The values of a run that are correlated: what a calibration could know, and what a run saw."""
 CONTROL_SHARE = 1 / 16
 
 
@@ -92,26 +94,24 @@ def shape(place: Place, reading: Reading, seed: int) -> Table:
 
 
 def results(done: Sequence[Done]) -> Table:
-    """Spearman's rank correlation of each statistic with the change of dense accuracy, per task, without dense rows; the
-    interval is a bootstrap over rows. Also of rows whose 5th percentile looks fine."""
+    """Spearman's rank correlation of each statistic with the change of dense accuracy, per task, without dense rows, and
+    how much stronger it is than that of the 5th percentile; intervals are a bootstrap over rows. Also of rows whose 5th
+    percentile looks fine."""
     runs = [each for each in done if each["does"] == "train"]
     correlations, table = [], []
     for task, of in grouped(runs, lambda each: each["task"]).items():
         for row, mine in grouped(of, lambda each: each["row"]).items():
             line = {"task": task, "row": row}
             line["accuracy_change"] = over_seeds([each.result["accuracy_change"] for each in mine])
-            for name, metric in STATISTICS.items():
+            for name, (metric, _) in STATISTICS.items():
                 line[name] = over_seeds([run_mean(each.result, metric) for each in mine])
             table.append(line)
         sparse = [each for each in of if each["reading"] != DENSE]
         fine = [each for each in sparse if (run_mean(each.result, "claims/q05") or 0) > 0.78]
         for among, chosen in (("all", sparse), ("5th percentile above .78", fine)):
-            for name, metric in STATISTICS.items():
+            for name in STATISTICS:
                 about = {"task": task, "among": among, "statistic": name, "runs": len(chosen)}
-                correlations.append(
-                    about
-                    | {"first_step": _ranked(chosen, metric, first_step), "run_mean": _ranked(chosen, metric, run_mean)}
-                )
+                correlations.append(about | _ranked(chosen, name))
     shapes = [
         {"task": each["task"], "budget": each["reading"]["kv_budget_tokens"], **each.result}
         for each in done
@@ -120,10 +120,15 @@ def results(done: Sequence[Done]) -> Table:
     return {"correlations": correlations, "rows": table, "shapes": shapes}
 
 
-def _ranked(chosen: Sequence[Done], metric: str, value) -> list[float | None] | None:
-    """[correlation, low, high] with the change of accuracy."""
-    return rank_correlation(
-        [value(each.result, metric) for each in chosen],
-        [each.result["accuracy_change"] for each in chosen],
-        [each["row"] for each in chosen],
-    )
+def _ranked(chosen: Sequence[Done], name: str) -> dict[str, list[float | None] | None]:
+    """A statistic's correlation with the change of accuracy, [value, low, high]; and how much stronger it is than that of
+    the 5th percentile, in the direction that it should have."""
+    gained, rows = [each.result["accuracy_change"] for each in chosen], [each["row"] for each in chosen]
+    (metric, direction), (base, _) = STATISTICS[name], STATISTICS["q05"]
+    made = {}
+    for when, value in WHEN.items():
+        ours, theirs = ([value(each.result, of) for each in chosen] for of in (metric, base))
+        made[when] = rank_correlation(ours, gained, rows)
+        signed = [None if each is None else direction * each for each in ours]
+        made[f"{when}_beyond_q05"] = stronger_correlation(signed, theirs, gained, rows)
+    return made
