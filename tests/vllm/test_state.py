@@ -65,6 +65,23 @@ def test_budgets_on_the_device_and_on_the_host_are_the_schedules(name: str) -> N
     assert (state.unread_tokens(contexts.numpy()) == 4 * (contexts - reads).numpy()).all()
 
 
+def test_what_rows_read_is_looked_up_however_long_their_contexts_grow() -> None:
+    grouped = Schedule((Step(0, (64, 256)), Step(1000, (512, 256))), dense_layers=(0, 1), layer_groups=((2, 3), (4, 5)))
+    state = started(grouped)
+    dense_R = np.array([False, True])
+    for context in (5, 63, 64, 65, 999, 1000, 70_000, 5):
+        contexts_R = np.array([context, context + 1])
+        reads = [int(grouped.of_layer(layer).read_tokens(context)) for layer in (2, 4)]
+        rows = state.decode_rows(contexts_R, dense_R)
+        assert rows.read_tokens_L.tolist() == [2 * context + 1] * 2 + [
+            read + context + 1 for read in reads for _ in "12"
+        ]
+        assert rows.sparse_L.tolist() == [0, 0] + [int(read < context) for read in reads for _ in "12"]
+        assert (rows.context_tokens, rows.dense_rows, rows.dense_context_tokens) == (2 * context + 1, 1, context + 1)
+    none = state.decode_rows(np.zeros(0, dtype=np.int64))
+    assert none.rows == none.context_tokens == 0 and not none.sparse_L.any()
+
+
 def test_each_layer_has_the_budgets_of_its_group_whatever_the_grouping() -> None:
     contexts = torch.tensor([0, 60, 100, 300], dtype=torch.int32)
     state, out = started(), torch.empty(6, 4, dtype=torch.int32)

@@ -51,27 +51,20 @@ class Rows:
     def of(common: Any, dense_rows: np.ndarray | None = None) -> Rows:
         """From vLLM's CommonAttentionMetadata, whose rows are ordered by a reorder threshold of 1. dense_rows: see
         State."""
-        starts = np.asarray(common.query_start_loc_cpu)[: common.num_reqs + 1]
-        new_tokens = np.diff(starts)
+        count = common.num_reqs
+        starts = compat.as_array(common.query_start_loc_cpu)
+        new_tokens = starts[1 : count + 1] - starts[:count]
         longer = np.flatnonzero(new_tokens > 1)
-        decodes = int(longer[0]) if len(longer) else common.num_reqs
-        contexts = np.zeros(common.num_reqs, dtype=np.int64)
-        lengths = compat.host_lengths(common)[: common.num_reqs]
-        contexts[: len(lengths)] = lengths
-        contexts[new_tokens == 0] = 0
-        prefilling = np.zeros(common.num_reqs, dtype=bool)
-        if common.is_prefilling is not None:
-            known = np.asarray(common.is_prefilling)[: common.num_reqs]
-            prefilling[: len(known)] = known
+        decodes = int(longer[0]) if len(longer) else count
+        contexts = np.where(new_tokens == 0, 0, _of_rows(compat.host_lengths(common), count, np.int64))
         # A prompt of one token has no context before it and is prefill, too.
-        prefilling |= (new_tokens == 1) & (contexts == 1)
-        dense = np.zeros(common.num_reqs, dtype=bool)
-        if dense_rows is not None:
-            # Rows behind those of the requests are padding.
-            dense[: len(dense_rows)] = dense_rows[: common.num_reqs]
+        prefilling = (new_tokens == 1) & (contexts == 1)
+        if common.is_prefilling is not None:
+            prefilling |= _of_rows(compat.as_array(common.is_prefilling), count, bool)
+        dense = np.zeros(count, dtype=bool) if dense_rows is None else _of_rows(dense_rows, count, bool)
         return Rows(
             decodes=decodes,
-            prefills=common.num_reqs - decodes,
+            prefills=count - decodes,
             contexts_R=contexts[:decodes],
             whole_R=prefilling[:decodes],
             dense_R=dense[:decodes],
@@ -92,8 +85,9 @@ class Rows:
     def count(self, state: State, may_replay: bool = False) -> None:
         """Tell the state about the step; from here on it says whether the step has a plan. may_replay: whether a full CUDA
         graph may run it."""
-        decoding = ~self.whole_R & (self.contexts_R > 0)
-        tail = int((self.whole_R & (self.contexts_R > 0)).sum())
+        there = self.contexts_R > 0
+        decoding = ~self.whole_R & there
+        tail = int(np.count_nonzero(self.whole_R & there))
         contexts = self.contexts_R[decoding]
         state.counters.prefill_tokens += self.prefill_tokens + tail
         if state.checks_drafts and not state.drafting:
@@ -102,3 +96,12 @@ class Rows:
             state.counters.tail_tokens += tail
         state.begin_step(state.decode_rows(contexts, self.dense_R[decoding]), may_replay)
         state.note_short_reads(self.contexts_R, decoding & ~self.dense_R)
+
+
+def _of_rows(known: np.ndarray, rows: int, dtype: type) -> np.ndarray:
+    """Of so many rows, what is known of the first ones; 0 of those behind them, which are padding."""
+    if len(known) >= rows:
+        return known[:rows].astype(dtype, copy=False)
+    padded: np.ndarray = np.zeros(rows, dtype=dtype)
+    padded[: len(known)] = known
+    return padded

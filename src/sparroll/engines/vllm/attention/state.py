@@ -33,6 +33,11 @@ def _none() -> np.ndarray:
     return np.zeros((), dtype=np.int64)
 
 
+def _nothing_known() -> np.ndarray:
+    """A table of what is read, for no context yet."""
+    return np.zeros((1, 0), dtype=np.int64)
+
+
 @dataclass
 class DecodeRows:
     """Decode rows of a step, or of several. A decode row is one new token of one request."""
@@ -141,8 +146,13 @@ class State:
     _steps_XS: Tensor | None = None
     """Where the schedule's steps start, and below that the budgets of each layer. Each layer has a row of its own,
     whatever its group, so that a CUDA graph that knows the row holds for every grouping."""
-    _parts: list[tuple[np.ndarray, Schedule]] = field(default_factory=list)
-    """Sparse layers of the schedule in force, and what each of them reads."""
+    _parts: list[Schedule] = field(default_factory=list)
+    """What the sparse layers of the schedule in force read: one for each group of layers."""
+    _part_L: np.ndarray = field(default_factory=_none)
+    """The row of `_read_PU` that is each layer's: 0 for dense layers, then those of the parts."""
+    _read_PU: np.ndarray = field(default_factory=_nothing_known)
+    """Tokens that a decode row with U tokens of context reads, by row: looked up, because that takes a fraction of what the
+    schedule's formula takes, and a step of a small model waits for the host. It grows with the contexts."""
     _started_with: Schedule | None = None
     _step: StepUnderWay | None = None
     _replayed: dict[bool, DecodeRows] = field(default_factory=dict)
@@ -229,9 +239,11 @@ class State:
         # The device is named because vLLM builds models under another default device.
         table = torch.full((1 + self.layers, MOST_STEPS), UNLIMITED, dtype=torch.int32, device="cpu")
         table[0, 0] = 0
-        self._parts = []
+        self._parts, self._part_L = [], np.zeros(self.layers, dtype=np.int64)
+        self._read_PU = _nothing_known()
         for layers, part in schedule.parts(self.layers) if schedule else ():
-            self._parts.append((np.array(layers), part))
+            self._parts.append(part)
+            self._part_L[list(layers)] = len(self._parts)
             for number, step in enumerate(part.steps):
                 table[0, number] = step.from_context_tokens
                 table[[1 + layer for layer in layers], number] = step.budgets[0]
@@ -260,17 +272,23 @@ class State:
     def decode_rows(self, contexts_R: np.ndarray, dense_R: np.ndarray | bool = False) -> DecodeRows:
         """Decode rows with these contexts, as the schedule in force reads them, from lengths that the host knows.
         dense_R: which of them belong to dense requests."""
-        context_tokens = int(contexts_R.sum())
-        whole_R = np.broadcast_to(dense_R, contexts_R.shape) if np.any(dense_R) else None
-        sparse_L = np.zeros(self.layers, dtype=np.int64)
-        read_tokens_L = np.full(self.layers, context_tokens)
-        for layers, schedule in self._parts:
-            read_R = schedule.read_tokens(contexts_R)
-            if whole_R is not None:
-                read_R = np.where(whole_R, contexts_R, read_R)
-            sparse_L[layers], read_tokens_L[layers] = (read_R < contexts_R).sum(), read_R.sum()
-        dense = (0, 0) if whole_R is None else (int(whole_R.sum()), int(contexts_R[whole_R].sum()))
-        return DecodeRows(len(contexts_R), context_tokens, sparse_L, read_tokens_L, *dense)
+        read_PR = self._read_tokens(contexts_R)
+        dense = (0, 0)
+        if np.any(dense_R):
+            dense_R = np.broadcast_to(dense_R, contexts_R.shape)
+            read_PR = np.where(dense_R, contexts_R, read_PR)
+            dense = (int(dense_R.sum()), int(contexts_R[dense_R].sum()))
+        sparse_L = (read_PR < contexts_R).sum(axis=1)[self._part_L]
+        read_P = read_PR.sum(axis=1)
+        return DecodeRows(len(contexts_R), int(read_P[0]), sparse_L, read_P[self._part_L], *dense)
+
+    def _read_tokens(self, contexts_R: np.ndarray) -> np.ndarray:
+        """[P, R] tokens that decode rows with these contexts read, by row of `_read_PU`; in the first one all of them."""
+        longest = int(contexts_R.max(initial=0))
+        if longest >= self._read_PU.shape[1]:
+            contexts_U = np.arange(2 << longest.bit_length())
+            self._read_PU = np.stack([contexts_U, *(part.read_tokens(contexts_U) for part in self._parts)])
+        return self._read_PU[:, contexts_R]
 
     def unread_tokens(self, contexts: np.ndarray) -> np.ndarray:
         """[...] tokens that decode rows leave out, summed over all layers."""
@@ -291,7 +309,7 @@ class State:
     def note_short_reads(self, contexts_R: np.ndarray, schedule_R: np.ndarray) -> None:
         """Note what rows of the step read beyond the schedule because the step is short. contexts_R: of its first rows.
         schedule_R: which of them the schedule applies to."""
-        if self.short_reads is None or self.row_names is None or not self.step_is_whole:
+        if not self.short_step_tokens or not self.step_is_whole or self.short_reads is None or self.row_names is None:
             return
         beyond_R = self.unread_tokens(np.where(schedule_R, contexts_R, 0))
         # Rows behind those of the requests are padding.
