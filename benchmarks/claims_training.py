@@ -32,6 +32,19 @@ def tiny_adapter() -> Figures:
     }
 
 
+def tails_apart() -> Figures:
+    """Two rows of tiny-reasoner's whose tails and gains are in opposite order."""
+    lines = results("claims-predicts-training-cpu", "claims-predicts-training")["rows"]
+    rows = {line["row"]: line for line in lines if line["task"] == "remarks"}
+    few, pages = rows["quest-96"], rows["pages-160"]
+    return {
+        "few_tail": bare(down(few["q05"]["mean"], 3)),
+        "lost": bare(up(-few["accuracy_change"]["mean"], 3)),
+        "pages_tail": bare(down(pages["q05"]["mean"], 3)),
+        "gained": bare(down(pages["accuracy_change"]["mean"], 3)),
+    }
+
+
 def sixty_steps() -> Figures:
     """Rank correlations of run means with the change of dense accuracy."""
     (found,) = (each for each in results("predictors", "predictors") if each["selection"] == "60 steps")
@@ -216,6 +229,10 @@ PAGES: Mapping[str, Claims] = {
         "raises an alarm within 30 steps in {first} % of runs. One that begins later takes {late} steps in the median. "
         "With 1/32 in all steps it would take {constant}:": gap_found,
         "A quarter of all rollouts in all steps finds a late gap of .1 within 30 steps in {quarter} % of": gap_found,
+    },
+    "docs/claims.md": {
+        "a policy whose rollouts were chosen by Quest had a tail of {few_tail} and lost {lost} of its accuracy; pages with "
+        "a tail of {pages_tail} gained {gained}": tails_apart,
     },
     "docs/study.md": {
         "[A tiny model's tail](results.md#an-adapter-for-sparse-rollouts) went from {before} to {after}.": tiny_adapter,
