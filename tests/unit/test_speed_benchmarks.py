@@ -37,6 +37,7 @@ def benchmark_modules() -> Iterator[dict[str, ModuleType]]:
                 "verified_rollouts",
                 "render_speed",
                 "rl_grid",
+                "calibration_cost",
             )
         }
     finally:
@@ -322,3 +323,25 @@ def test_what_dense_requests_cost_is_the_share_of_the_tokens_per_second_that_is_
     assert found["cost"] == pytest.approx(1 - 0.010 / 0.0106)
     assert found["sparse_tokens_per_second"] == pytest.approx(6400)
     assert (found["dense_share"], found["dense_share_of_tokens"]) == (1 / 32, 1 / 32)
+
+
+def test_a_calibration_is_compared_with_a_whole_evaluation(benchmark_modules: dict[str, ModuleType]) -> None:
+    measured = {"name": "fixed-512", "kv_read_share": 0.5, "wall_seconds": 9.0, "tail": {}}
+    calibration = {
+        "command_seconds": 200.0,
+        "config": {"cost_ahead": {"sampled_tokens": 5000, "share_of_evaluation": 0.29}},
+        "results": {
+            "sweep": {"dense_ceiling": measured, "budgets": [measured, measured]},
+            "verification": {"rounds": [measured]},
+            "generated_tokens": 4000,
+            "scored_tokens": 3000,
+        },
+    }
+    sampled = {"tokens_per_second": 960.0, "generate_seconds": 10.0}
+    evaluation = {"results": {"tasks": {"synthetic": {"policies": {"dense": sampled}}}}}
+    options = argparse.Namespace(response_tokens=1000, problems=60, samples=2)
+    found = benchmark_modules["calibration_cost"].figures(options, calibration, evaluation)
+    # 60 problems x 16 samples x 1,000 tokens at 960 tokens a second.
+    assert found["evaluation"]["whole_seconds"] == 1000.0 and found["share_of_seconds"] == 0.2
+    assert found["calibration"]["most_seconds"] == 250.0 and found["most_share_of_seconds"] == 0.25
+    assert len(found["calibration"]["sets"]) == 4 and found["calibration"]["verify_rounds"] == 1
