@@ -9,9 +9,9 @@ with such weights, a sixth that holds the whole context takes their place unmeas
 command, its start included. `most_seconds` is what it would take with as many tokens as the command says it samples at
 most, four rounds of verification among them.
 
-An evaluation of 60 problems x 16 samples of such a length takes longer than a lease. Of each problem --samples are
-sampled, more than the cache holds at a time, and the seconds of a whole evaluation are its tokens at that rate. They are
-those of sampling alone: no start, no scores.
+An evaluation of 60 problems x 16 samples of such a length takes about half an hour. Of each problem --samples are sampled,
+and the seconds of a whole evaluation are its tokens at that rate: sampling alone, without start and scores. Requests
+that wait would keep the batch full in a whole one, so it would be somewhat faster, and the shares somewhat larger.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def figures(options: argparse.Namespace, calibration: dict[str, Any], evaluation
             "seconds": calibration["command_seconds"],
             "most_seconds": most_seconds,
             "sets": [
-                {name: measured.get(name) for name in ("name", "kv_read_share", "wall_seconds")}
+                {name: measured[name] for name in ("name", "kv_read_share", "wall_seconds")}
                 for measured in (found["sweep"]["dense_ceiling"], *found["sweep"]["budgets"], *rounds)
             ],
             "verify_rounds": len(rounds),

@@ -213,8 +213,8 @@ def tail_is_better(found: Results) -> Sequence[Part]:
     for each in found:
         for task in _ranked_tasks(each):
             beyond = estimate(_correlated(each, task, "mean")["run_mean_beyond_q05"])
-            turned = beyond and Estimate(-beyond.value, -beyond.high, -beyond.low)
-            parts.append(Part(f"{task}, tail's beyond the mean's", turned, above(0), 2, sign=True))
+            of_tail = None if beyond is None else -beyond
+            parts.append(Part(f"{task}, tail's beyond the mean's", of_tail, above(0), 2, sign=True))
     return parts
 
 

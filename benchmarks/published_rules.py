@@ -26,6 +26,9 @@ class Estimate:
     low: float
     high: float
 
+    def __neg__(self) -> Estimate:
+        return Estimate(-self.value, -self.high, -self.low)
+
     @staticmethod
     def single(value: float) -> Estimate:
         """Of a measurement that nothing but a clock or a count goes into: it is taken as it is."""

@@ -53,7 +53,7 @@ def mean_does_not() -> Sequence[Part]:
 def tail_is_better() -> Sequence[Part]:
     """How much weaker the mean's correlation is, which is the negative of what the record has."""
     gained = {name: _estimate(correlations()[name]["mean acceptance"]["gained"]) for name in COMPARED}
-    return [Part(name, Estimate(-of.value, -of.high, -of.low), above(0), sign=True) for name, of in gained.items()]
+    return [Part(name, -of, above(0), sign=True) for name, of in gained.items()]
 
 
 def averages_look_fine() -> Sequence[Part]:

@@ -117,12 +117,20 @@ def spread_correlations() -> str:
         for each in results(FREE_WORDING, "claims-predicts-training")["correlations"]
         if each["task"] == "remarks"
     }
-    columns = [("all", "first_step"), ("all", "run_mean"), ("5th percentile above .78", "run_mean")]
+    columns = [
+        ("all", "first_step"), ("all", "run_mean"), ("no eviction", "first_step"), ("no eviction", "run_mean"),
+        ("5th percentile above .78", "run_mean"),
+    ]  # fmt: skip
+    runs = {among: found[among, "q05"]["runs"] for among, _ in columns}
     rows = []
     for statistic, label in SPREAD.items():
-        lines = [(found[among, statistic], when) for among, when in columns]
-        rows.append([label, *(_beside(line[when], line[f"{when}_beyond_q05"]) for line, when in lines)])
-    runs = {among: found[among, "q05"]["runs"] for among, _ in columns}
+        cells = []
+        for among, when in columns:
+            line = found[among, statistic]
+            fewer = f" ({line['runs']} runs)" if line["runs"] < runs[among] else ""
+            text = _beside(line[when], line[f"{when}_beyond_q05"])
+            cells.append(text and text + fewer)
+        rows.append([label, *cells])
     heads = {"first_step": "first step", "run_mean": "whole run"}
     names = [f"{heads[when]}, {'' if among == 'all' else among + ', '}{runs[among]} runs" for among, when in columns]
     return table(["statistic", *names], rows)

@@ -120,6 +120,24 @@ def test_a_statistic_that_orders_runs_is_stronger_than_one_that_does_not() -> No
     assert stronger_correlation([1.0] * 16, gained, gained, rows) is None
 
 
+def test_each_statistic_is_compared_in_the_direction_that_it_should_have() -> None:
+    metrics = {"claims/mean": 1, "claims/kl": -1, "claims/over_10_nats": -1, "claims/skew": -1}
+    cells = []
+    for place in range(16):
+        steps = {metric: [float(sign * place)] for metric, sign in metrics.items()} | {"claims/q05": [float(5 * place % 16)]}
+        kind = "compression" if place % 8 == 0 else "budget"
+        about = {"does": "train", "task": "remarks", "row": f"row {place // 2}", "reading": {"kind": kind}}
+        cells.append(Done(Cell(f"cell {place}", about), {"accuracy_change": place / 100, "steps": steps}))
+    made = experiment("predicts-training").results(cells)["correlations"]
+    found = {(line["among"], line["statistic"]): line for line in made}
+    for name in ("mean", "kl", "over_10_nats", "skew"):
+        line = found["all", name]
+        assert abs(line["run_mean"][0]) == pytest.approx(1) and line["runs"] == 16
+        assert line["run_mean_beyond_q05"][1] > 0 and line["first_step_beyond_q05"][1] > 0
+    assert found["all", "kl"]["run_mean"][0] < 0 < found["all", "mean"]["run_mean"][0]
+    assert found["no eviction", "mean"]["runs"] == 14 and found["all", "reward_gap"]["runs"] == 0
+
+
 def test_rounded_weights_lie_on_their_grid() -> None:
     weight = torch.randn(8, 64, generator=torch.Generator().manual_seed(0))
     scale = weight.abs().amax(1, keepdim=True) / 127

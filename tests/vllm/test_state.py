@@ -71,13 +71,13 @@ def test_what_rows_read_is_looked_up_however_long_their_contexts_grow() -> None:
     dense_R = np.array([False, True])
     for context in (5, 63, 64, 65, 999, 1000, 70_000, 5):
         contexts_R = np.array([context, context + 1])
-        reads = [int(grouped.of_layer(layer).read_tokens(context)) for layer in (2, 4)]
+        reads = [int(grouped.of_layer(layer).read_tokens(context)) for layer in (2, 3, 4, 5)]
         rows = state.decode_rows(contexts_R, dense_R)
-        assert rows.read_tokens_L.tolist() == [2 * context + 1] * 2 + [
-            read + context + 1 for read in reads for _ in "12"
-        ]
-        assert rows.sparse_L.tolist() == [0, 0] + [int(read < context) for read in reads for _ in "12"]
+        assert rows.read_tokens_L.tolist() == [2 * context + 1] * 2 + [read + context + 1 for read in reads]
+        assert rows.sparse_L.tolist() == [0, 0] + [int(read < context) for read in reads]
         assert (rows.context_tokens, rows.dense_rows, rows.dense_context_tokens) == (2 * context + 1, 1, context + 1)
+        both = np.array([[context], [7]])
+        assert (state.unread_tokens(both) == grouped.unread_tokens(both, 6)).all()
     none = state.decode_rows(np.zeros(0, dtype=np.int64))
     assert none.rows == none.context_tokens == 0 and not none.sparse_L.any()
 

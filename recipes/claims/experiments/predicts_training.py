@@ -95,8 +95,8 @@ def shape(place: Place, reading: Reading, seed: int) -> Table:
 
 def results(done: Sequence[Done]) -> Table:
     """Spearman's rank correlation of each statistic with the change of dense accuracy, per task, without dense rows, and
-    how much stronger it is than that of the 5th percentile; intervals are a bootstrap over rows. Also of rows whose 5th
-    percentile looks fine."""
+    how much stronger it is than that of the 5th percentile; intervals are a bootstrap over rows. Also of the runs that
+    evict nothing, and of those whose 5th percentile looks fine, where it has less to tell apart."""
     runs = [each for each in done if each["does"] == "train"]
     correlations, table = [], []
     for task, of in grouped(runs, lambda each: each["task"]).items():
@@ -108,9 +108,10 @@ def results(done: Sequence[Done]) -> Table:
             table.append(line)
         sparse = [each for each in of if each["reading"] != DENSE]
         fine = [each for each in sparse if (run_mean(each.result, "claims/q05") or 0) > 0.78]
-        for among, chosen in (("all", sparse), ("5th percentile above .78", fine)):
+        reading = [each for each in sparse if each["reading"]["kind"] != "compression"]
+        for among, chosen in (("all", sparse), ("no eviction", reading), ("5th percentile above .78", fine)):
             for name in STATISTICS:
-                about = {"task": task, "among": among, "statistic": name, "runs": len(chosen)}
+                about = {"task": task, "among": among, "statistic": name}
                 correlations.append(about | _ranked(chosen, name))
     shapes = [
         {"task": each["task"], "budget": each["reading"]["kv_budget_tokens"], **each.result}
@@ -120,14 +121,15 @@ def results(done: Sequence[Done]) -> Table:
     return {"correlations": correlations, "rows": table, "shapes": shapes}
 
 
-def _ranked(chosen: Sequence[Done], name: str) -> dict[str, list[float | None] | None]:
-    """A statistic's correlation with the change of accuracy, [value, low, high]; and how much stronger it is than that of
-    the 5th percentile, in the direction that it should have."""
+def _ranked(chosen: Sequence[Done], name: str) -> Table:
+    """A statistic's correlation with the change of accuracy, [value, low, high]; how much stronger it is than that of the
+    5th percentile, in the direction that it should have; and how many runs have both."""
     gained, rows = [each.result["accuracy_change"] for each in chosen], [each["row"] for each in chosen]
     (metric, direction), (base, _) = STATISTICS[name], STATISTICS["q05"]
-    made = {}
+    made: Table = {}
     for when, value in WHEN.items():
         ours, theirs = ([value(each.result, of) for each in chosen] for of in (metric, base))
+        made["runs"] = sum(None not in pair for pair in zip(ours, theirs, strict=True))
         made[when] = rank_correlation(ours, gained, rows)
         signed = [None if each is None else direction * each for each in ours]
         made[f"{when}_beyond_q05"] = stronger_correlation(signed, theirs, gained, rows)

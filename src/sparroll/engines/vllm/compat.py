@@ -283,8 +283,8 @@ def host_lengths(common: Any) -> np.ndarray:
 
 
 def as_array(numbers: Any) -> np.ndarray:
-    """Of a CPU tensor or an array, without a copy. `np.asarray` of a tensor takes several times as long, and a step of a
-    small model waits for the host."""
+    """Of a CPU tensor or an array, without a copy, so nothing to write to or to keep. `np.asarray` of a tensor takes several
+    times as long, and a step of a small model waits for the host."""
     return numbers.numpy() if isinstance(numbers, torch.Tensor) else np.asarray(numbers)
 
 

@@ -99,7 +99,8 @@ class Rows:
 
 
 def _of_rows(known: np.ndarray, rows: int, dtype: type) -> np.ndarray:
-    """Of so many rows, what is known of the first ones; 0 of those behind them, which are padding."""
+    """Of so many rows, what is known of the first ones; 0 of those behind them, which are padding. It may be the caller's
+    memory, which the next step overwrites: to be read at once, and not to be written."""
     if len(known) >= rows:
         return known[:rows].astype(dtype, copy=False)
     padded: np.ndarray = np.zeros(rows, dtype=dtype)

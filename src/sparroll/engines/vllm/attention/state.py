@@ -33,11 +33,6 @@ def _none() -> np.ndarray:
     return np.zeros((), dtype=np.int64)
 
 
-def _nothing_known() -> np.ndarray:
-    """A table of what is read, for no context yet."""
-    return np.zeros((1, 0), dtype=np.int64)
-
-
 @dataclass
 class DecodeRows:
     """Decode rows of a step, or of several. A decode row is one new token of one request."""
@@ -148,11 +143,12 @@ class State:
     whatever its group, so that a CUDA graph that knows the row holds for every grouping."""
     _parts: list[Schedule] = field(default_factory=list)
     """What the sparse layers of the schedule in force read: one for each group of layers."""
-    _part_L: np.ndarray = field(default_factory=_none)
+    _part_L: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """The row of `_read_PU` that is each layer's: 0 for dense layers, then those of the parts."""
-    _read_PU: np.ndarray = field(default_factory=_nothing_known)
+    _read_PU: np.ndarray = field(default_factory=lambda: np.zeros((1, 0), dtype=np.int64))
     """Tokens that a decode row with U tokens of context reads, by row: looked up, because that takes a fraction of what the
-    schedule's formula takes, and a step of a small model waits for the host. It grows with the contexts."""
+    schedule's formula takes, and a step of a small model waits for the host. It grows with the contexts, to at most twice
+    the longest: 8 bytes for each of its tokens and groups of layers."""
     _started_with: Schedule | None = None
     _step: StepUnderWay | None = None
     _replayed: dict[bool, DecodeRows] = field(default_factory=dict)
@@ -240,7 +236,7 @@ class State:
         table = torch.full((1 + self.layers, MOST_STEPS), UNLIMITED, dtype=torch.int32, device="cpu")
         table[0, 0] = 0
         self._parts, self._part_L = [], np.zeros(self.layers, dtype=np.int64)
-        self._read_PU = _nothing_known()
+        self._read_PU = np.zeros((1 + len(schedule.groups if schedule else ()), 0), dtype=np.int64)
         for layers, part in schedule.parts(self.layers) if schedule else ():
             self._parts.append(part)
             self._part_L[list(layers)] = len(self._parts)
@@ -282,17 +278,20 @@ class State:
         read_P = read_PR.sum(axis=1)
         return DecodeRows(len(contexts_R), int(read_P[0]), sparse_L, read_P[self._part_L], *dense)
 
-    def _read_tokens(self, contexts_R: np.ndarray) -> np.ndarray:
-        """[P, R] tokens that decode rows with these contexts read, by row of `_read_PU`; in the first one all of them."""
-        longest = int(contexts_R.max(initial=0))
-        if longest >= self._read_PU.shape[1]:
-            contexts_U = np.arange(2 << longest.bit_length())
-            self._read_PU = np.stack([contexts_U, *(part.read_tokens(contexts_U) for part in self._parts)])
-        return self._read_PU[:, contexts_R]
+    def _read_tokens(self, contexts: np.ndarray) -> np.ndarray:
+        """[P, ...] tokens that decode rows with these contexts [...], integers from 0 on, read, by row of `_read_PU`; in the
+        first one all of them."""
+        longest, known = int(contexts.max(initial=0)), self._read_PU.shape[1]
+        if longest >= known:
+            more_U = np.arange(known, 1 << longest.bit_length() if longest else 1)
+            more_PU = np.stack([more_U, *(part.read_tokens(more_U) for part in self._parts)])
+            self._read_PU = np.concatenate([self._read_PU, more_PU], axis=1)
+        return self._read_PU[:, contexts]
 
     def unread_tokens(self, contexts: np.ndarray) -> np.ndarray:
         """[...] tokens that decode rows leave out, summed over all layers."""
-        return np.zeros_like(contexts) if self.schedule is None else self.schedule.unread_tokens(contexts, self.layers)
+        layers_P = np.bincount(self._part_L, minlength=1 + len(self._parts))
+        return np.tensordot(layers_P, contexts - self._read_tokens(contexts), axes=1)
 
     def begin_step(self, rows: DecodeRows, may_replay: bool) -> None:
         """The metadata of a step is being built: these are its decode rows. may_replay: whether a full CUDA graph may run
