@@ -81,7 +81,7 @@ def under_pairs() -> Figures:
         said |= {
             f"from_{name}": gain(beyond.value),
             f"low_{name}": bare(down(beyond.low, 3)),
-            f"high_{name}": bare(up(beyond.high, 3)),
+            f"high_{name}": bare(up(beyond.high, 4)),
             f"less_than_{name}": bare(up(-beyond.value, 3)),
         }
     return said

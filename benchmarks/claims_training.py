@@ -231,8 +231,8 @@ PAGES: Mapping[str, Claims] = {
         "A quarter of all rollouts in all steps finds a late gap of .1 within 30 steps in {quarter} % of": gap_found,
     },
     "docs/claims.md": {
-        "a policy whose rollouts were chosen by Quest had a tail of {few_tail} and lost {lost} of its accuracy; pages with "
-        "a tail of {pages_tail} gained {gained}": tails_apart,
+        "With Quest and a budget of 96 tokens tiny-reasoner's accuracy fell by {lost} although the tail was {few_tail}. "
+        "With pages and 160 tokens, whose tail was {pages_tail}, it rose by {gained}.": tails_apart,
     },
     "docs/study.md": {
         "[A tiny model's tail](results.md#an-adapter-for-sparse-rollouts) went from {before} to {after}.": tiny_adapter,

@@ -124,7 +124,9 @@ def test_each_statistic_is_compared_in_the_direction_that_it_should_have() -> No
     metrics = {"claims/mean": 1, "claims/kl": -1, "claims/over_10_nats": -1, "claims/skew": -1}
     cells = []
     for place in range(16):
-        steps = {metric: [float(sign * place)] for metric, sign in metrics.items()} | {"claims/q05": [float(5 * place % 16)]}
+        steps = {metric: [float(sign * place)] for metric, sign in metrics.items()} | {
+            "claims/q05": [float(5 * place % 16)]
+        }
         kind = "compression" if place % 8 == 0 else "budget"
         about = {"does": "train", "task": "remarks", "row": f"row {place // 2}", "reading": {"kind": kind}}
         cells.append(Done(Cell(f"cell {place}", about), {"accuracy_change": place / 100, "steps": steps}))
