@@ -5,7 +5,7 @@ Plain numbers in, plain tables out."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,16 +56,8 @@ def rank_correlation(
     x, y = (np.array([values[place] for place in known], dtype=float) for values in (x_K, y_K))
     if len(known) < 3 or np.ptp(x) == 0 or np.ptp(y) == 0:
         return None
-    value = float(rank_correlations(x[:, None], y)[0])
     named = [rows[place] for place in known]
-    if len(set(named)) < 5:
-        return [value, None, None]
-    drawn = [
-        float(rank_correlations(x[places, None], y[places])[0])
-        for places in whole_rows(named, replicates, np.random.default_rng(seed))
-    ]
-    low, high = np.nanquantile(drawn, [0.025, 0.975])
-    return [value, float(low), float(high)]
+    return _over_rows(lambda places: float(rank_correlations(x[places, None], y[places])[0]), named, replicates, seed)
 
 
 def stronger_correlation(
@@ -84,11 +76,18 @@ def stronger_correlation(
     y, named = np.array([y_K[place] for place in known]), [rows[place] for place in known]
     if len(known) < 3 or np.ptp(y) == 0 or (np.ptp(both, axis=0) == 0).any():
         return None
-    value = float(np.subtract(*rank_correlations(both, y)))
-    if len(set(named)) < 5:
+    return _over_rows(
+        lambda places: float(np.subtract(*rank_correlations(both[places], y[places]))), named, replicates, seed
+    )
+
+
+def _over_rows(figure: Callable[[np.ndarray], float], rows: Sequence[str], replicates: int, seed: int) -> Interval:
+    """A figure of the runs at some places: that of all runs, with an interval from a bootstrap over their rows; without one
+    below five rows."""
+    value = figure(np.arange(len(rows)))
+    if len(set(rows)) < 5:
         return [value, None, None]
-    draws = whole_rows(named, replicates, np.random.default_rng(seed))
-    drawn = [float(np.subtract(*rank_correlations(both[places], y[places]))) for places in draws]
+    drawn = [figure(places) for places in whole_rows(rows, replicates, np.random.default_rng(seed))]
     low, high = np.nanquantile(drawn, [0.025, 0.975])
     return [value, float(low), float(high)]
 
