@@ -23,7 +23,7 @@ RUNNER = "python recipes/claims/run.py --out runs/claims --only"
 STUDY = "study, 30.8M"
 TINY = "tiny-reasoner"
 SHAPE = "Qwen3-1.7B's shape, random weights"
-MODEL_OF_TASK = {"table-sums": STUDY, "remarks": TINY}
+MODEL_OF_TASK = {"table-sums": STUDY, "remarks": TINY, "walks": TINY}
 """Of recipes/claims."""
 
 

@@ -1,8 +1,9 @@
-"""The two tasks that claims are tried on, at full size and at toy size, and the `sparroll train` configuration of a run
-on either. Runs nothing.
+"""The tasks that claims are tried on, at full size and at toy size, and the `sparroll train` configuration of a run on
+one. Runs nothing.
 
 `table-sums` is the task of recipes/mismatch-study, where one wrong token spoils an answer. `remarks` is that of
-recipes/tiny-reasoner, whose remarks are words that the model may choose freely.
+recipes/tiny-reasoner, whose remarks are words that the model may choose freely. `walks` is a second one of the same model,
+whose words all follow from the prompt and from one another.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ Reading = dict[str, Any]
 selector's table; {"kind": "schedule", "table": ...}, a schedule file's table; or {"kind": "compression", "policy": "r_kv",
 "budget_tokens": 512}."""
 DENSE: Reading = {"kind": "dense"}
+USUAL_TASKS = ("table-sums", "remarks")
+"""Those of a call that names none."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,7 @@ class ClaimTask:
 
 
 def claim_tasks(out: Path, device: str, engine: str | None, *, toy: bool) -> list[ClaimTask]:
-    """Both tasks. engine: of table-sums; the other one runs on HFEngine."""
+    """All tasks, in the order of records. engine: of table-sums; the others run on HFEngine."""
     study = Settings("", level=0) if toy else Settings("")
     sums = ClaimTask(
         name="table-sums", task=table_sums.NAME, model=str(out / "models" / "table-sums"), level=study.level,
@@ -127,7 +130,12 @@ def claim_tasks(out: Path, device: str, engine: str | None, *, toy: bool) -> lis
         kept_tokens=(128, 192, 256, 384), targets=(0.6, 0.7, 0.75, 0.8, 0.86, 0.9, 0.94, 0.98),
         page_sizes=(4, 8, 16, 32), lr=1e-4, device=device,
     )  # fmt: skip
-    return [toy_size(sums), toy_size(remarks)] if toy else [sums, remarks]
+    walks = replace(
+        remarks, name="walks", task="synthetic_walk", level=2, temperature=1.5, max_new_tokens=384, page_tokens=8,
+        budgets=(64, 96, 128, 160, 192, 256, 576), low_budget=64, middle_budget=128, kept_tokens=(208, 224, 256, 320),
+    )  # fmt: skip
+    tasks = [sums, remarks, walks]
+    return [toy_size(task) for task in tasks] if toy else tasks
 
 
 def toy_size(task: ClaimTask) -> ClaimTask:

@@ -31,7 +31,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "mismatch-study"), str(HERE.parents
 import torch  # noqa: E402
 from claim_asked import Asked, Call, keep_asked  # noqa: E402
 from claim_cells import Cell, Experiment, Place, cell_path, read_cell, run_cell, write_record  # noqa: E402
-from claim_tasks import ClaimTask, claim_tasks, find_task, make_model  # noqa: E402
+from claim_tasks import USUAL_TASKS, ClaimTask, claim_tasks, find_task, make_model  # noqa: E402
 from experiments import NAMES, experiment  # noqa: E402
 from study import gpus_of, interrupt  # noqa: E402
 from study_jobs import GRACE_SECONDS, Job, Outcome, check_minutes, run_jobs  # noqa: E402
@@ -55,7 +55,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", metavar="NAME", default=list(NAMES), help=", ".join(NAMES))
     parser.add_argument("--toy", action="store_true", help="short problems, two steps, one seed, on a CPU")
     parser.add_argument("--seeds", type=int, nargs="+", help="default: 0 1 2, with --toy 0")
-    parser.add_argument("--tasks", nargs="+", metavar="TASK", help="default: table-sums and remarks")
+    parser.add_argument("--tasks", nargs="+", metavar="TASK", help=f"default: {' and '.join(USUAL_TASKS)}; walks, too")
     parser.add_argument(
         "--cells", nargs="+", metavar="BEGINNING", help="only cells whose names begin like one of these"
     )
@@ -85,8 +85,7 @@ def known_tasks(args: argparse.Namespace) -> list[ClaimTask]:
 def the_tasks(args: argparse.Namespace) -> list[ClaimTask]:
     """The tasks that are asked for, with the settings of this call."""
     known = known_tasks(args)
-    names = args.tasks or [task.name for task in known]
-    chosen = [find_task(known, name) for name in dict.fromkeys(names)]
+    chosen = [find_task(known, name) for name in dict.fromkeys(args.tasks or USUAL_TASKS)]
     if args.steps is None:
         return chosen
     if args.steps < 2 or args.steps % 2:

@@ -38,7 +38,7 @@ def one_cell() -> Path:
     """
     out = Path("claims")
     table_sums.register()
-    made, (task, _) = experiment("over-iterations"), claim_tasks.claim_tasks(out, "cpu", None, toy=True)
+    made, (task, *_) = experiment("over-iterations"), claim_tasks.claim_tasks(out, "cpu", None, toy=True)
     claim_tasks.make_model(task)
     (cell,) = made.cells([task], [0])
     claim_cells.run_cell(made, cell, claim_cells.Place(out, made.NAME, cell.name, task, say=lambda _: None))

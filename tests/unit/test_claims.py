@@ -34,8 +34,9 @@ from experiments import NAMES, experiment, page_size, sparse_rl, threshold  # no
 from experiments.quantised_sampler import Rounded, rounded  # noqa: E402
 from study_jobs import Job, run_jobs  # noqa: E402
 
-FULL = claim_tasks(Path("out"), "cuda", None, toy=False)
-TOY = claim_tasks(Path("out"), "cpu", None, toy=True)
+EVERY = claim_tasks(Path("out"), "cuda", None, toy=False)
+FULL, TOY = EVERY[:2], claim_tasks(Path("out"), "cpu", None, toy=True)[:2]
+"""The tasks of a call that names none."""
 
 
 def tokens(accepted: list[float], off: list[float] | None = None, prompts: list[int] | None = None) -> Tokens:
@@ -113,17 +114,17 @@ def test_a_rounded_sampler_leaves_embeddings_and_the_policy_alone() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_cell_of_full_size_can_be_begun(name: str, tmp_path: Path) -> None:
     made = experiment(name)
-    cells = made.cells(FULL, [0, 1, 2])
+    cells = made.cells(EVERY, [0, 1, 2])
     names = [cell.name for cell in cells]
     assert len(set(names)) == len(names) and set(names).isdisjoint({"", "."})
     assert name == made.NAME and made.ABOUT.endswith("?") and made.__doc__
-    assert {cell.config["task"] for cell in cells} == {"table-sums", "remarks"}
+    assert {cell.config["task"] for cell in cells} == {"table-sums", "remarks", "walks"}
     assert {cell.seed for cell in cells if cell.config.get("does", "train") == "train"} >= {0}
     for cell in cells:
         assert set(cell.needs) <= set(names[: names.index(cell.name)])
         assert json.loads(json.dumps(cell.config)) == cell.config
         if "reading" in cell.config:
-            task = find_task(FULL, cell.config["task"])
+            task = find_task(EVERY, cell.config["task"])
             config = run_config(task, cell.config["reading"], cell.seed, tmp_path)
             assert config.train.steps == 60 and config.train.seed == cell.seed
             assert config.engine.kind == ("vllm" if task.name == "table-sums" and _in_vllm(cell) else "hf")
@@ -137,12 +138,19 @@ def _in_vllm(cell: Cell) -> bool:
     return reading["kind"] != "compression" and selector in ("page_mean", "quantized_mean")
 
 
+def test_walks_are_run_where_a_call_names_them() -> None:
+    words = ["--out", "out", "--device", "cpu"]
+    assert [task.name for task in run.the_tasks(run.arguments(words))] == ["table-sums", "remarks"]
+    (walks,) = run.the_tasks(run.arguments([*words, "--tasks", "walks"]))
+    assert walks.task == "synthetic_walk"
+
+
 def test_pages_of_every_size_have_budgets_that_fit_them() -> None:
     from experiments.page_size import selectors
 
     from sparroll.attention.selectors import make_selector
 
-    for task in FULL:
+    for task in EVERY:
         for table in selectors(task):
             selector = make_selector(table)
             fitting = [b for b in task.budgets if b >= selector.least_budget_tokens and b % selector.unit_tokens == 0]
