@@ -7,8 +7,8 @@ Every layout is first compiled and compared with the reference in a process of i
 heavy-tailed and tied scores, with equal and with mixed contexts, over outputs that hold rubbish. One that fails is told
 and left out. `us` is as in decode_kernels.py (L2 flushed before each call), `warm_us` one of several calls in a row,
 whose scores are in L2, as after the kernel that made them. The engines' layout is timed with lists as long as the
-budget, and with lists of all units, as engines have them. Of the scores, the first and the last ones are +inf, as those
-of units that are always read.
+budget, with lists of all units, as engines have them, and with the peaks of scores, which engines have of small units.
+Of the scores, the first and the last ones are +inf, as those of units that are always read.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ from torch import Tensor
 from sparroll.attention.decode import paged
 from sparroll.attention.decode.choice import triton_top_k
 from sparroll.attention.decode.choice.triton_top_k import ChoiceLayout
+from sparroll.attention.decode.paged_reference import peaks_of
+from sparroll.attention.decode.workspace import PEAKED_UNITS
 from sparroll.attention.selectors import PageMean
 
 SCORES = ("normal", "heavy tails", "ties")
@@ -81,6 +83,7 @@ class Job:
     pages_RHN: Tensor
     selector: PageMean
     units_per_block: int
+    peaks_RHK: Tensor | None = None
 
     @staticmethod
     def build(size: Size, device: str, kind: str = "normal", mixed: bool = False, requests: int = 32) -> Job:
@@ -122,6 +125,12 @@ class Job:
         ids, pages = (self.ids_RHN.new_full(self.scores_RHU.shape, -2) for _ in range(2))
         return dataclasses.replace(self, ids_RHN=ids, pages_RHN=pages)
 
+    def with_peaks(self) -> Job:
+        """As the kernel leaves them that scores units of few bits."""
+        exists = torch.arange(self.size.units, device=self.contexts_R.device) * self.size.unit_tokens
+        exists = (exists < self.contexts_R[:, None])[:, None]
+        return dataclasses.replace(self, peaks_RHK=peaks_of(self.scores_RHU.masked_fill(~exists, -math.inf)))
+
     def reference(self) -> None:
         paged.choose_units(
             self.scores_RHU, self.contexts_R, self.budgets_R, self.selector, self.ids_RHN, pages_RHN=self.pages_RHN,
@@ -131,7 +140,7 @@ class Job:
     def choose(self, layout: ChoiceLayout) -> None:
         triton_top_k.choose_units(
             self.scores_RHU, self.contexts_R, self.budgets_R, self.selector, self.ids_RHN, self.pages_RHN, self.table_RM,
-            self.units_per_block, fill_rest=False,
+            self.units_per_block, fill_rest=False, peaks_RHK=self.peaks_RHK,
             layout=ChoiceLayout.default(self.size.units) if layout == ENGINE else layout,
         )  # fmt: skip
 
@@ -146,7 +155,7 @@ def check(size: Size, layout: ChoiceLayout, device: str, requests: int) -> None:
     for kind in SCORES:
         for mixed in (False, True):
             job = Job.build(size, device, kind, mixed, requests)
-            for its in (job, job.with_long_lists()):
+            for its in (job, job.with_long_lists(), job.with_peaks()):
                 expected = its.chosen(its.reference)
                 found = its.chosen(lambda its=its: its.choose(layout))
                 for ours, theirs, what in zip(found, expected, ("units", "pages"), strict=True):
@@ -212,6 +221,9 @@ def rows_of(clock: decode_kernels.Clock, size: Size, ready: list[ChoiceLayout]) 
         if layout == ENGINE:
             for contexts, its in (("equal", job.with_long_lists()), ("mixed", mixed.with_long_lists())):
                 yield timed(clock, lambda its=its: its.choose(ENGINE), contexts=contexts, lists="of all units", **what)
+            for contexts, its in (("equal", job), ("mixed", mixed)) if size.units in PEAKED_UNITS else ():
+                its = its.with_peaks()
+                yield timed(clock, lambda its=its: its.choose(ENGINE), contexts=contexts, peaks=True, **what)
     nothing = Job.build(size, "cuda")
     nothing.budgets_R.zero_()
     yield timed(clock, lambda: nothing.choose(ENGINE), size=size.name, kernel="nothing wanted")

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from sparroll import records
 from sparroll.attention.decode import paged
-from sparroll.attention.decode.workspace import StepWorkspace, Tile
+from sparroll.attention.decode.workspace import StepWorkspace, Tile, peaks_for
 from sparroll.attention.selectors import PageMean, QuantizedMean
 from sparroll.schedule import Schedule
 
@@ -55,6 +55,8 @@ class Case:
     block_table_RM: Tensor
     context_tokens_R: Tensor
     scores_RHU: Tensor
+    peaks_RHK: Tensor | None
+    """As engines have them; None where the scores have none."""
     workspace: StepWorkspace
 
     @staticmethod
@@ -91,6 +93,7 @@ class Case:
             selector, name, contexts, query, keys, values, index, groups, table.to(device),
             torch.from_numpy(contexts).to(device, torch.int32),
             torch.full((batch, options.heads, units), torch.nan, device=device),
+            peaks_for(selector, batch, options.heads, units, device),
             StepWorkspace.allocate(
                 batch, options.group, options.dim, dtype, selector, device, kv_heads=options.heads
             ),
@@ -120,7 +123,7 @@ class Case:
         paged.score_units(
             self.query_RHGD, self.index_PSHW, self.block_table_RM, self.context_tokens_R, self.selector,
             self.scores_RHU if into is None else into, impl, kv_budget_tokens_R=budgets_R, workspace=self.workspace,
-            planned=budgets_R is not None,
+            planned=budgets_R is not None, peaks_RHK=self.peaks_RHK if into is None else None,
         )  # fmt: skip
 
 
@@ -152,7 +155,7 @@ class Choice:
         paged.choose_units(
             self.case.scores_RHU, self.case.context_tokens_R, self.budgets_R, self.case.selector, self.unit_ids_RHN, impl,
             pages_RHN=self.pages_RHN, block_table_RM=self.case.block_table_RM,
-            units_per_block=self.case.index_PSHW.shape[1],
+            units_per_block=self.case.index_PSHW.shape[1], peaks_RHK=self.case.peaks_RHK,
         )  # fmt: skip
 
     def attend(self, impl: str = "triton") -> None:
@@ -383,7 +386,7 @@ def sweep(clock: Clock, choice: Choice) -> list[dict[str, Any]]:
         add(
             lambda layout=layout: triton_top_k.choose_units(
                 case.scores_RHU, case.context_tokens_R, choice.budgets_R, case.selector, choice.unit_ids_RHN,
-                choice.pages_RHN, case.block_table_RM, case.index_PSHW.shape[1], layout=layout,
+                choice.pages_RHN, case.block_table_RM, case.index_PSHW.shape[1], peaks_RHK=case.peaks_RHK, layout=layout,
             ),
             kernel="choice", warps=warps,
         )  # fmt: skip

@@ -6,7 +6,8 @@
 
 One call runs the kernels' own tests, compiled, and the record says how many passed. Then, for each kind of unit, it
 compares index, scores, choice and attention with the paged reference on the data that is timed; then it times scores,
-choice, attention and the three together, as they follow each other in a layer. `us` is as in decode_kernels.py (CUDA
+choice, attention and the three together, as they follow each other in a layer; where scores have peaks, also without
+them. `us` is as in decode_kernels.py (CUDA
 graph replay, the L2 cache flushed before each call, median of repeats), `floor` what the bytes take at the bandwidth of
 a large copy. Contexts are all of --context tokens, and once mixed: as many requests, somewhere in their responses.
 """
@@ -149,11 +150,11 @@ def rows_of(clock: Clock, bandwidth: float, choice: decode_kernels.Choice) -> li
     return rows
 
 
-def show(rows: list[dict[str, Any]]) -> None:
+def show(rows: list[dict[str, Any]], mark: str = "") -> None:
     """One line for a kind of unit and a budget: us and times floor of each kernel."""
     for about, its in itertools.groupby(rows, key=lambda row: (row["units"], row["kv_budget_tokens"])):
         cells = {row["kernel"]: f"{row['graph_us']:.1f} us {row['times_floor']:.2f} x" for row in its}
-        print(f"{about[0]:>16} {about[1]:>6} " + " ".join(f"{cells[name]:>18}" for name in KERNELS), flush=True)
+        print(f"{about[0]:>16} {about[1]:>6} " + " ".join(f"{cells[name]:>18}" for name in KERNELS), mark, flush=True)
 
 
 def sweep(clock: Clock, choice: decode_kernels.Choice, options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -194,7 +195,7 @@ def sweep(clock: Clock, choice: decode_kernels.Choice, options: argparse.Namespa
                 "scores",
                 lambda other=other, layout=layout: triton_score_codes.score_units(
                     other.query_RHGD, other.index_PSHW, other.block_table_RM, other.context_tokens_R, other.selector,
-                    other.scores_RHU, other.workspace, layout,
+                    other.scores_RHU, other.workspace, other.peaks_RHK, layout,
                 ),
                 tile_units=tile, warps=warps, programs_per_multiprocessor=programs,
             )  # fmt: skip
@@ -207,7 +208,7 @@ def sweep(clock: Clock, choice: decode_kernels.Choice, options: argparse.Namespa
             "choice",
             lambda layout=layout: triton_top_k.choose_units(
                 case.scores_RHU, case.context_tokens_R, choice.budgets_R, case.selector, choice.unit_ids_RHN,
-                choice.pages_RHN, case.block_table_RM, case.index_PSHW.shape[1], layout=layout,
+                choice.pages_RHN, case.block_table_RM, case.index_PSHW.shape[1], peaks_RHK=case.peaks_RHK, layout=layout,
             ),
             **dataclasses.asdict(layout),
         )  # fmt: skip
@@ -273,6 +274,7 @@ def main() -> None:
     print(f"copy bandwidth: {bandwidth / 1e12:.2f} TB/s")
     print(f"{'units':>16} {'budget':>6} " + " ".join(f"{name:>18}" for name in KERNELS))
     rows: list[dict[str, Any]] = []
+    without_peaks: list[dict[str, Any]] = []
     swept: list[dict[str, Any]] = []
     for case in cases(options):
         decode_kernels.check_case(case)
@@ -282,12 +284,20 @@ def main() -> None:
             its = rows_of(clock, bandwidth, choice)
             show(its)
             rows += its
+            if case.peaks_RHK is not None:
+                plain = dataclasses.replace(choice, case=dataclasses.replace(case, peaks_RHK=None))
+                its = rows_of(clock, bandwidth, plain)
+                show(its, "without peaks")
+                without_peaks += its
             if options.sweep:
                 swept += sweep(clock, choice, options)
             # Timed runs wrote the same outputs many times over.
             decode_kernels.check_choice(choice)
             # None where they were left out: the times stand for nothing by themselves then.
-            results = {"tests": tests, "copy_bytes_per_second": bandwidth, "rows": rows, "sweep": swept}
+            results = {
+                "tests": tests, "copy_bytes_per_second": bandwidth, "rows": rows, "without_peaks": without_peaks,
+                "sweep": swept,
+            }  # fmt: skip
             decode_kernels.write_record(options, "fine-kernels", results, started)
     print(f"wrote {options.out}" if options.out else "no record without --out")
 

@@ -50,6 +50,7 @@ _POINTERS = {
     **dict.fromkeys(("words", "listed", "counts", "readers", "reader_counts", "wanted", "limits"), "*i32"),
     **dict.fromkeys(("log_sum", "product", "scores", "heats", "found"), "*fp32"),
     **dict.fromkeys(("block_table", "context_tokens", "kv_budget_tokens", "unit_ids", "pages", "candidates"), "*i32"),
+    "peaks": "*i32",
     **dict.fromkeys(("scored_before", "read_before", "arrivals"), "*i32"),
     **dict.fromkeys(("mixed", "unread_mixed", "unread_log_sum", "groups_fp32"), "*fp32"),
     "groups": "*u8",
@@ -106,12 +107,14 @@ def fine_unit_kernels(dtype: torch.dtype, dim: int, group: int, layouts: bool = 
         }  # fmt: skip
         tile = min(max(SCORED_TILE_BYTES >> (4 * words - 1).bit_length(), 16), MOST_SCORED_UNITS)
         for its_tile in (tile, tile // 2) if layouts else (tile,):
-            name = f"scores of {unit} x {bits}, {its_tile} units"
             layout = triton_score_codes.ScoreLayout.default(its_tile, bits)
             options = {
                 "num_warps": layout.warps, "maxnreg": layout.most_registers, "enable_fp_fusion": False,
             }  # fmt: skip
-            yield name, triton_score_codes._score_codes, {**score, "TILE": its_tile}, options
+            for with_peaks in (True, False) if layouts else (True,):
+                name = f"scores of {unit} x {bits}, {its_tile} units" + (" and their peaks" if with_peaks else "")
+                constants = {**score, "TILE": its_tile, "WITH_PEAKS": with_peaks}
+                yield name, triton_score_codes._score_codes, constants, options
         if bits == 4 or layouts:
             constants = {
                 **sizes, "SCALE_AT": words, "CUT": words, "ROW_WORDS": row_words,
@@ -187,19 +190,21 @@ def page_mean_kernels(dim: int, group: int) -> Iterator[Kernel]:
 
 CHOICES = {"few lanes": 1024, "lanes": 2048, "twice the lanes": 4096, "many units": 40_960}
 """A number of units for each layout that the host can choose; fewer lanes are like few."""
+PEAKED_CHOICES = {"peaks": 16_384, "twice the peaks": 32_768}
 
 
 def choice_kernels(full: bool) -> Iterator[Kernel]:
-    for name, units in CHOICES.items():
+    for name, units in (CHOICES | PEAKED_CHOICES).items():
         layout = triton_top_k.ChoiceLayout.default(units)
+        peak_lanes = layout.peak_lanes(units) if name in PEAKED_CHOICES else 0
         constants = {
             **layout.constants(units), "UNIT": 4, "UNITS_PER_BLOCK": 4, "LOADED": 4, "WITH_PAGES": True,
-            "FILL_REST": False, "COMPILED": True, "launch_pdl": True,
+            "FILL_REST": False, "COMPILED": True, "PEAK_LANES": peak_lanes, "launch_pdl": True,
         }  # fmt: skip
         others: tuple[dict[str, Any], ...] = ({}, {"LOADED": 1}, {"FILL_REST": True, "WITH_PAGES": False})
         for other in others if full else others[:1]:
             about = ", ".join(("choice", name, *(f"{key} {value}" for key, value in other.items())))
-            yield about, triton_top_k._choose, constants | other, layout.options(units)
+            yield about, triton_top_k._choose, constants | other, layout.options(units, peak_lanes > 0)
 
 
 def untyped(full: bool) -> Iterator[Kernel]:

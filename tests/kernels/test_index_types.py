@@ -10,8 +10,9 @@ from torch import Tensor
 
 from paged_caches import DEVICE, ODD_CONTEXTS, SHORT_CONTEXTS, PagedCache, budgets_of, paged_cache, units_wanted
 from sparroll.attention.decode import paged
-from sparroll.attention.decode.workspace import StepWorkspace
+from sparroll.attention.decode.workspace import PEAK_UNITS, StepWorkspace
 from sparroll.attention.selectors import PageMean, QuantizedMean
+from sparroll.attention.selectors.base import Selector
 from sparroll.errors import UserError
 
 pytest.importorskip("triton", reason="triton runs on Linux only")
@@ -122,6 +123,41 @@ def test_scores_at_every_unit_and_block(unit: int, block_tokens: int, layout: La
     assert_same_scores(paged_cache(contexts, unit, block_tokens, layout=layout, selector=selector_of(unit, bits)))
 
 
+@pytest.mark.parametrize("bits", [4, 2, 1])
+@pytest.mark.parametrize(("unit", "block_tokens", "layout"), CACHES)
+def test_peaks_are_the_best_of_every_eight_scores(unit: int, block_tokens: int, layout: Layout, bits: int) -> None:
+    contexts = [*(ODD_CONTEXTS if unit == 16 else SHORT_CONTEXTS), 0]
+    cache = paged_cache(contexts, unit, block_tokens, layout=layout, selector=selector_of(unit, bits)).index_written()
+    shape = (*cache.query_RHGD.shape[:2], -(-cache.units // PEAK_UNITS))
+    found, expected = (torch.full(shape, -7, dtype=torch.int32, device=DEVICE) for _ in range(2))
+    scores = cache.scores("triton", peaks_RHK=found)
+    assert_equal_scores(cache, scores, cache.scores("reference", peaks_RHK=expected))
+    # An incomplete stretch at the end is as long as the scores go.
+    eights = torch.nn.functional.pad(scores, (0, -cache.units % PEAK_UNITS), value=-torch.inf).unflatten(
+        2, (-1, PEAK_UNITS)
+    )
+    assert torch.equal(expected.view(torch.float32).clamp_min(0), eights.amax(3).clamp_min(0))
+    assert torch.equal(found, expected)
+    # Within its budget a request is not scored, and past a context there are no peaks.
+    found.fill_(-7)
+    cache.scores("triton", kv_budget_tokens_R=budgets_of(cache), peaks_RHK=found)
+    scored = budgets_of(cache) < cache.context_tokens_R
+    assert (found[~scored] == -7).all() and scored.any()
+    first = torch.arange(shape[2], device=DEVICE) * PEAK_UNITS * unit
+    there = (scored[:, None] & (first < cache.context_tokens_R[:, None]))[:, None].expand(shape)
+    assert torch.equal(found[there], expected[there])
+
+
+@pytest.mark.parametrize("selector", [PageMean(4, 16, 32), selector_of(4, 8)])
+def test_peaks_of_other_selectors_are_refused(selector: Selector) -> None:
+    cache = paged_cache([40], 4, layout="head_token", selector=selector).index_written()
+    peaks = torch.zeros(*cache.query_RHGD.shape[:2], 2, dtype=torch.int32, device=DEVICE)
+    with pytest.raises(UserError, match="no peaks are kept"):
+        cache.scores("triton", peaks_RHK=peaks)
+    with pytest.raises(UserError, match="peaks_RHK must have shape"):
+        cache.scores("triton", peaks_RHK=peaks[..., :1])
+
+
 @pytest.mark.parametrize("dim", [32, 64, 96, 128, 256])
 @pytest.mark.parametrize("group", [1, 2, 3, 4, 5, 6, 7, 8, 16])
 def test_scores_at_every_head_size_and_group(group: int, dim: int) -> None:
@@ -196,7 +232,7 @@ def test_scores_by_any_number_of_programs(bits: int | None, programs: int) -> No
     scores = torch.full_like(expected, torch.nan)
     triton_score.score_units(
         cache.query_RHGD, cache.index_PSHW, cache.block_table_RM, cache.context_tokens_R, selector, scores, budgets,
-        cache.scale, workspace, False, programs,
+        cache.scale, workspace, False, programs=programs,
     )  # fmt: skip
     # With budgets, what lies past the context need not be written.
     units = torch.arange(cache.units, device=DEVICE)

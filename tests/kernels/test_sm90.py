@@ -55,5 +55,5 @@ def test_the_choice_of_units_compiles_in_every_layout_that_the_host_can_choose(t
     lines = compiled("choice", tmp_path)
     assert [line.split(":")[:2] for line in lines] == [
         ["triton_top_k._choose", f" choice, {layout}"]
-        for layout in ("few lanes", "lanes", "twice the lanes", "many units")
+        for layout in ("few lanes", "lanes", "twice the lanes", "many units", "peaks", "twice the peaks")
     ]

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from paged_caches import DEVICE
-from sparroll.attention.decode import paged
-from sparroll.attention.selectors import PageMean
+from sparroll.attention.decode import paged, paged_reference
+from sparroll.attention.decode.workspace import PEAK_UNITS, PEAKED_UNITS, peaks_for
+from sparroll.attention.selectors import PageMean, QuantizedMean
 
 pytest.importorskip("triton", reason="triton runs on Linux only")
 
@@ -47,12 +48,26 @@ def chosen(
     return ids, pages
 
 
+def existing_peaks(scores_RHU: Tensor, contexts: list[int]) -> Tensor:
+    """Those of existing units; rubbish that no score exceeds in place of the others."""
+    exists = torch.arange(scores_RHU.shape[2]) < torch.tensor(contexts)[:, None]
+    peaks_RHK = paged_reference.peaks_of(scores_RHU.masked_fill(~exists[:, None], -torch.inf))
+    there = torch.arange(peaks_RHK.shape[2]) * PEAK_UNITS < torch.tensor(contexts)[:, None]
+    return peaks_RHK.masked_fill(~there[:, None], (1 << 31) - 1).to(DEVICE)
+
+
 def assert_same(
-    scores_RHU: Tensor, contexts: list[int], budgets: list[int], layout: dict[str, int] | None = None
+    scores_RHU: Tensor,
+    contexts: list[int],
+    budgets: list[int],
+    layout: dict[str, int] | None = None,
+    peaks: bool = False,
 ) -> None:
     from sparroll.attention.decode.choice.triton_top_k import ChoiceLayout
 
-    settings = {} if layout is None else {"layout": ChoiceLayout(**layout)}
+    settings: dict[str, Any] = {} if layout is None else {"layout": ChoiceLayout(**layout)}
+    if peaks:
+        settings["peaks_RHK"] = existing_peaks(scores_RHU, contexts)
     found = chosen(scores_RHU, contexts, budgets, "triton", **settings)
     expected = chosen(scores_RHU, contexts, budgets, "reference")
     for name, ours, theirs in zip(("units", "pages"), found, expected, strict=True):
@@ -76,6 +91,66 @@ def scores_by_kind(units: int) -> dict[str, Tensor]:
         "all of them NaN": torch.full((units,), torch.nan),
         "most of them +inf": normal.masked_fill(place % 50 != 0, torch.inf),
     }
+
+
+PEAKED = {"peaks have lanes": 1000, "peaks have lanes or twice as many": 2047}
+
+
+@pytest.mark.parametrize("wanted", [1, 7, 33, 64, None])
+@pytest.mark.parametrize("way", PEAKED)
+def test_with_the_peaks_of_scores_the_choice_is_the_same(way: str, wanted: int | None) -> None:
+    units = PEAKED[way]
+    scores = torch.stack(list(scores_by_kind(units).values()))[:, None]
+    contexts = [units - row % 11 for row in range(len(scores))]
+    budgets = [wanted or context - 1 for context in contexts]
+    budgets[2], budgets[3] = units, 0
+    assert_same(scores, contexts, budgets, LAYOUT, peaks=True)
+
+
+def test_with_peaks_requests_of_one_batch_take_different_ways() -> None:
+    lengths = [2047, 1025, 1024, 513, 512, 257, 129, 128, 127, 8, 1, 0]
+    scores = torch.randn(len(lengths), 2, 2047, generator=torch.Generator().manual_seed(0))
+    # What lies side by side is alike.
+    alike = scores.cumsum(-1)
+    for wanted in ([64] * 12, [65] * 12, [64, 50, 51, 30, 33, 60, 64, 3, 9, 2, 1, 1]):
+        for each in (scores, alike):
+            assert_same(each, lengths, wanted, LAYOUT, peaks=True)
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="the slow way is taken out of the interpreted kernel")
+@pytest.mark.parametrize(
+    ("units", "wanted", "slow"), [(1000, 64, False), (1000, 65, True), (636, 64, False), (632, 64, True)]
+)
+def test_peaks_serve_up_to_half_the_lanes_and_four_in_five_peaks(
+    monkeypatch: pytest.MonkeyPatch, units: int, wanted: int, slow: bool
+) -> None:
+    from sparroll.attention.decode.choice import triton_top_k
+
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("the slow way")
+
+    monkeypatch.setattr(triton_top_k, "choose_between_bounds", refuse)
+    # The best are alone under their peaks, so that there is room for all candidates.
+    scores = -torch.rand(1, 1, 1000, generator=torch.Generator().manual_seed(0))
+    scores[..., ::8] += 2.0
+    if slow:
+        with pytest.raises(Exception, match="the slow way"):
+            assert_same(scores, [units], [wanted], LAYOUT, peaks=True)
+    else:
+        assert_same(scores, [units], [wanted], LAYOUT, peaks=True)
+
+
+def test_peaks_are_kept_where_they_spare_time() -> None:
+    from sparroll.attention.decode.choice.triton_top_k import ChoiceLayout
+
+    layout = ChoiceLayout.default(8192)
+    assert {units for units in range(1, 40_000) if layout.peak_lanes(units)} == set(PEAKED_UNITS)
+    pairs, large = (QuantizedMean(2, 16, 32, bits) for bits in (2, 8))
+    assert [peaks_for(pairs, 2, 3, units, "cpu") is None for units in (4096, 4097, 32_768, 32_769)] == [
+        True, False, False, True,
+    ]  # fmt: skip
+    assert peaks_for(pairs, 2, 3, 4097, "cpu").shape == (2, 3, 513)
+    assert peaks_for(large, 2, 3, 8192, "cpu") is peaks_for(SELECTOR, 2, 3, 8192, "cpu") is None
 
 
 @pytest.mark.parametrize("wanted", [1, 33, 100, None])
@@ -166,7 +241,7 @@ def test_lists_without_pages_and_lists_that_are_not_filled_up(way: str, fill_res
     table = torch.randperm(units, generator=torch.Generator().manual_seed(units)).int().expand(3, -1).to(DEVICE)
     triton_top_k.choose_units(
         scores.to(DEVICE), *(torch.tensor(each, device=DEVICE).int() for each in (contexts, budgets)), SELECTOR, ids,
-        its_pages if pages else None, table if pages else None, 1, fill_rest, triton_top_k.ChoiceLayout(**LAYOUT),
+        its_pages if pages else None, table if pages else None, 1, fill_rest, layout=triton_top_k.ChoiceLayout(**LAYOUT),
     )  # fmt: skip
     for found, each in zip((ids, its_pages), expected, strict=True):
         if found is its_pages and not pages:

@@ -9,7 +9,8 @@ contiguous, and rows of `quantized_mean` and of groups must be aligned. No engin
 """
 
 # R requests, T new tokens, P blocks, B tokens per block, M blocks per request, S units per block, H kv heads,
-# G query heads per kv head, U units, N chosen units, D head dim, W index row width, L layers with budgets of their own
+# K peaks of scores, G query heads per kv head, U units, N chosen units, D head dim, W index row width,
+# L layers with budgets of their own
 
 from __future__ import annotations
 
@@ -23,11 +24,13 @@ import torch
 from torch import Tensor
 
 from sparroll.attention.decode.workspace import (
+    PEAK_UNITS,
     LayerPlans,
     StepWorkspace,
     check_fits,
     check_groups_cut_evenly,
     check_unread_parts,
+    has_peaks,
 )
 from sparroll.attention.selectors.base import Selector
 from sparroll.errors import UserError, nearest
@@ -160,6 +163,7 @@ def score_units(
     scale: float | None = None,
     workspace: StepWorkspace | None = None,
     planned: bool = False,
+    peaks_RHK: Tensor | None = None,
 ) -> None:
     """Score every unit of each (request, head) into scores_RHU (fp32), as `selector.score` does.
 
@@ -167,7 +171,7 @@ def score_units(
     has context 0. With `kv_budget_tokens_R`, rows whose context lies within their budget are left as they are (all
     their units will be chosen), and units past the context may be: `choose_units` does not look at them. `scale` is
     what the model multiplies q.k with (default D ** -0.5), for selectors that use it. `planned`: `plan_step` was called
-    with the same contexts and budgets.
+    with the same contexts and budgets. `peaks_RHK`, of `peaks_for`, takes the peaks of what is scored.
     """
     requests, heads, _, dim = query_RHGD.shape
     blocks, units_per_block = index_PSHW.shape[:2]
@@ -185,9 +189,13 @@ def score_units(
     _scored(selector, impl)
     if impl == "triton":
         check_fits(workspace, requests)
+    if peaks_RHK is not None:
+        _peaks(peaks_RHK, scores_RHU)
+        if not has_peaks(selector):
+            raise UserError(f"no peaks are kept of the scores of {selector}", "leave out peaks_RHK")
     _operation(impl, "score_units", query_RHGD)(
         query_RHGD, index_PSHW, block_table_RM, context_tokens_R, selector, scores_RHU, kv_budget_tokens_R,
-        dim**-0.5 if scale is None else scale, workspace, planned,
+        dim**-0.5 if scale is None else scale, workspace, planned, peaks_RHK,
     )  # fmt: skip
 
 
@@ -203,6 +211,7 @@ def choose_units(
     block_table_RM: Tensor | None = None,
     units_per_block: int | None = None,
     fill_rest: bool = True,
+    peaks_RHK: Tensor | None = None,
 ) -> None:
     """Write the best units of each (request, head) into unit_ids_RHN (int32), in ascending order, with -1 after them.
 
@@ -210,7 +219,8 @@ def choose_units(
     than N; the caller must refuse a budget of more than N units. Of equal scores, the lowest units are chosen. With
     `pages_RHN` (int32), the place of each unit is written, too: block_table_RM[r, u // units_per_block] *
     units_per_block + u % units_per_block, with -1 after them. `fill_rest=False` leaves the entries after them as they
-    are, for readers that know the budgets.
+    are, for readers that know the budgets. `peaks_RHK`: what `score_units` wrote with these scores. With it the kernel
+    reads fewer of them, and chooses the same.
     """
     requests, heads, _ = scores_RHU.shape
     _shapes(
@@ -221,6 +231,8 @@ def choose_units(
     _dtype("scores_RHU", scores_RHU, torch.float32)
     _dtype("unit_ids_RHN", unit_ids_RHN, torch.int32)
     _contiguous_rows(scores_RHU=scores_RHU, unit_ids_RHN=unit_ids_RHN)
+    if peaks_RHK is not None:
+        _peaks(peaks_RHK, scores_RHU)
     if pages_RHN is not None:
         if block_table_RM is None or units_per_block is None:
             raise UserError("pages_RHN needs block_table_RM and units_per_block")
@@ -232,7 +244,7 @@ def choose_units(
         _contiguous_rows(pages_RHN=pages_RHN, block_table_RM=block_table_RM)
     _operation(impl, "choose_units", scores_RHU)(
         scores_RHU, context_tokens_R, kv_budget_tokens_R, selector, unit_ids_RHN, pages_RHN, block_table_RM,
-        units_per_block or 1, fill_rest,
+        units_per_block or 1, fill_rest, peaks_RHK,
     )  # fmt: skip
 
 
@@ -338,6 +350,12 @@ def _shapes(**named: tuple[Tensor, tuple[int, ...]]) -> None:
 def _dtype(name: str, tensor: Tensor, dtype: torch.dtype) -> None:
     if tensor.dtype != dtype:
         raise UserError(f"{name} must be {dtype}, got {tensor.dtype}")
+
+
+def _peaks(peaks: Tensor, scores: Tensor) -> None:
+    _shapes(peaks_RHK=(peaks, (*scores.shape[:2], -(-scores.shape[2] // PEAK_UNITS))))
+    _dtype("peaks_RHK", peaks, torch.int32)
+    _contiguous_rows(peaks_RHK=peaks)
 
 
 def _contiguous_rows(**named: Tensor) -> None:

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from sparroll.attention.decode import remainder_reference
 from sparroll.attention.decode.reference import NOT_CHOSEN, best_first
+from sparroll.attention.decode.workspace import PEAK_UNITS
 from sparroll.attention.selectors.base import Selector
 
 
@@ -44,6 +45,7 @@ def score_units(
     scale: float,
     workspace: Any = None,
     planned: bool = False,
+    peaks_RHK: Tensor | None = None,
 ) -> None:
     """See paged.score_units."""
     unit, units_per_block = selector.unit_tokens, index_PSHW.shape[1]
@@ -66,6 +68,19 @@ def score_units(
         scored_R = kv_budget_tokens_R < context_tokens_R
         score_RHU = torch.where(scored_R[:, None, None], score_RHU, scores_RHU)
     scores_RHU.copy_(score_RHU)
+    if peaks_RHK is not None:
+        peaks_RHK.copy_(peaks_of(scores_RHU))
+
+
+def peaks_of(scores_RHU: Tensor) -> Tensor:
+    """Of every PEAK_UNITS scores the largest, as whole numbers in the order of the scores, with NaN on top."""
+    # Both zeros are one score.
+    bits = (scores_RHU + 0.0).view(torch.int32)
+    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    ordered = ordered.masked_fill(scores_RHU.isnan(), 0x7FFFFFFF)
+    units = scores_RHU.shape[2]
+    padded = F.pad(ordered, (0, -units % PEAK_UNITS), value=-(1 << 31))
+    return padded.unflatten(2, (-1, PEAK_UNITS)).amax(3)
 
 
 def choose_units(
@@ -78,6 +93,7 @@ def choose_units(
     block_table_RM: Tensor | None,
     units_per_block: int,
     fill_rest: bool = True,
+    peaks_RHK: Tensor | None = None,
 ) -> None:
     """See paged.choose_units."""
     unit, units, most = selector.unit_tokens, scores_RHU.shape[2], unit_ids_RHN.shape[2]

@@ -40,6 +40,7 @@ def score_units(
     scale: float,
     workspace: StepWorkspace,
     planned: bool,
+    peaks_RHK: Tensor | None = None,
     programs: int | None = None,
 ) -> None:
     """See paged.score_units. Page means need no scale; `programs` is for measurements."""
@@ -53,7 +54,7 @@ def score_units(
     if isinstance(selector, QuantizedMean):
         if selector.bits < 8:
             score_codes(
-                query_RHGD, index_PSHW, block_table_RM, context_tokens_R, selector, scores_RHU, workspace,
+                query_RHGD, index_PSHW, block_table_RM, context_tokens_R, selector, scores_RHU, workspace, peaks_RHK,
                 programs=programs,
             )  # fmt: skip
             return

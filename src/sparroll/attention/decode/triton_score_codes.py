@@ -18,9 +18,11 @@ import triton.language as tl
 from torch import Tensor
 
 from sparroll.attention import row_bytes
+from sparroll.attention.decode.choice.triton_threshold import ordered_bits
 from sparroll.attention.decode.triton_index import loaded_bytes, words_of
 from sparroll.attention.decode.triton_launch import after_previous, overlapping
 from sparroll.attention.decode.triton_work_split import competes, request_at, stretch
+from sparroll.attention.decode.workspace import PEAK_UNITS
 from sparroll.attention.selectors import quantized_mean
 from sparroll.attention.selectors.quantized_mean import QuantizedMean
 
@@ -34,6 +36,7 @@ _REGISTERS = 65536
 """Of a multiprocessor."""
 _MOST_GROUP = 16
 """Most units of a group."""
+_PEAK = tl.constexpr(PEAK_UNITS)
 _INFINITY_BITS = tl.constexpr(0x7F800000)
 # 1.5 * 2 ** 23: neighbouring floats are 1 apart there, so that adding it rounds to a whole number, halves to even.
 _WHOLE = tl.constexpr(12582912.0)
@@ -69,6 +72,7 @@ def score_units(
     selector: QuantizedMean,
     scores_RHU: Tensor,
     workspace: StepWorkspace,
+    peaks_RHK: Tensor | None = None,
     layout: ScoreLayout | None = None,
     programs: int | None = None,
 ) -> None:
@@ -87,11 +91,13 @@ def score_units(
         context_tokens_R,
         workspace.scored_before_R,
         scores_RHU,
+        scores_RHU if peaks_RHK is None else peaks_RHK,
         *query_RHGD.stride()[:3],
         words.stride(0) // align,
         words.stride(2) // align,
         block_table_RM.stride(0),
         *scores_RHU.stride()[:2],
+        *(scores_RHU if peaks_RHK is None else peaks_RHK).stride()[:2],
         scores_RHU.shape[2],
         requests,
         UNIT=unit,
@@ -110,6 +116,7 @@ def score_units(
         TILE=tile,
         BITS=selector.bits,
         ALIGN=align,
+        WITH_PEAKS=peaks_RHK is not None,
         DP4A=compiled,
         num_warps=layout.warps,
         maxnreg=layout.most_registers,
@@ -128,6 +135,7 @@ def _score_codes(
     context_tokens,
     scored_before,
     scores,
+    peaks,
     query_per_request,
     query_per_head,
     query_per_member,
@@ -136,6 +144,8 @@ def _score_codes(
     table_per_request,
     scores_per_request,
     scores_per_head,
+    peaks_per_request,
+    peaks_per_head,
     units_held,
     requests,
     UNIT: tl.constexpr,
@@ -153,6 +163,7 @@ def _score_codes(
     TILE: tl.constexpr,
     BITS: tl.constexpr,
     ALIGN: tl.constexpr,
+    WITH_PEAKS: tl.constexpr,
     DP4A: tl.constexpr,
     launch_pdl: tl.constexpr = False,
 ):
@@ -168,6 +179,7 @@ def _score_codes(
         head_words = words + head * words_per_head * ALIGN
         table_row = block_table + request * table_per_request
         target = scores + request * scores_per_request + head * scores_per_head
+        peaks_row = peaks + request * peaks_per_request + head * peaks_per_head
         group = (at - head_begins) * (TILE // GROUP) + tl.arange(0, TILE // GROUP)
         block = _block_of(table_row, group, units, GROUP, UNITS_PER_BLOCK)
         packed, of_all, query_scale = _rounded_query(
@@ -185,13 +197,15 @@ def _score_codes(
             following = _block_of(table_row, group + TILE // GROUP, units, GROUP, UNITS_PER_BLOCK)
             if (tile * TILE >= FIRST) & ((tile + 1) * TILE <= units - RECENT):
                 _score_tile(
-                    group_words, target, group, query_parts, of_all, query_scale, units, units_held, UNITS_PER_BLOCK,
-                    GROUP, FIRST, RECENT, W, ROW_WORDS, LANES_W, BITS, DP4A, MASKED=False,
+                    group_words, target, peaks_row, tile, group, query_parts, of_all, query_scale, units, units_held,
+                    UNITS_PER_BLOCK, GROUP, TILE, FIRST, RECENT, W, ROW_WORDS, LANES_W, BITS, WITH_PEAKS, DP4A,
+                    MASKED=False,
                 )  # fmt: skip
             else:
                 _score_tile(
-                    group_words, target, group, query_parts, of_all, query_scale, units, units_held, UNITS_PER_BLOCK,
-                    GROUP, FIRST, RECENT, W, ROW_WORDS, LANES_W, BITS, DP4A, MASKED=True,
+                    group_words, target, peaks_row, tile, group, query_parts, of_all, query_scale, units, units_held,
+                    UNITS_PER_BLOCK, GROUP, TILE, FIRST, RECENT, W, ROW_WORDS, LANES_W, BITS, WITH_PEAKS, DP4A,
+                    MASKED=True,
                 )  # fmt: skip
             group += TILE // GROUP
             block = following
@@ -210,6 +224,8 @@ def _block_of(table_row, group, units, GROUP: tl.constexpr, UNITS_PER_BLOCK: tl.
 def _score_tile(
     group_words,
     target,
+    peaks_row,
+    tile,
     group,
     query_parts,
     of_all,
@@ -218,17 +234,19 @@ def _score_tile(
     units_held,
     UNITS_PER_BLOCK: tl.constexpr,
     GROUP: tl.constexpr,
+    TILE: tl.constexpr,
     FIRST: tl.constexpr,
     RECENT: tl.constexpr,
     W: tl.constexpr,
     ROW_WORDS: tl.constexpr,
     LANES_W: tl.constexpr,
     BITS: tl.constexpr,
+    WITH_PEAKS: tl.constexpr,
     DP4A: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Of the units of each group. group_words: where the words of the group's block and head begin. MASKED: whether some
-    of the units do not compete."""
+    """Of the units of each group, which are those of a tile. group_words: where the words of the group's block and head
+    begin. MASKED: whether some of the units do not compete."""
     lane = tl.arange(0, LANES_W)[None, None, :]
     inside = tl.arange(0, GROUP)
     # Of a group's first unit: its place in the block.
@@ -257,6 +275,13 @@ def _score_tile(
         tl.store(target + unit, score, mask=unit < units_held)
     else:
         tl.store(target + unit, score)
+    if WITH_PEAKS:
+        best = tl.max(tl.reshape(ordered_bits(score), [TILE // _PEAK, _PEAK]), axis=1)
+        peak = tile * (TILE // _PEAK) + tl.arange(0, TILE // _PEAK)
+        if MASKED:
+            tl.store(peaks_row + peak, best, mask=peak * _PEAK < units_held)
+        else:
+            tl.store(peaks_row + peak, best)
 
 
 @triton.jit

@@ -1,7 +1,8 @@
 """Memory that the kernels of decode steps share, and how their programs are laid out. It is allocated once, for all layers
 and batch sizes; what changes from step to step is a plan in it (paged.plan_step)."""
 
-# R requests, L layers with budgets of their own, X parts of outputs, G query heads per kv head, D head dim
+# R requests, H kv heads, K peaks of scores, L layers with budgets of their own, X parts of outputs,
+# G query heads per kv head, D head dim
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from sparroll.attention.selectors.base import Selector
+from sparroll.attention.selectors.quantized_mean import QuantizedMean
 from sparroll.attention.selectors.remainder import LEAST_GROUP_TOKENS
 from sparroll.errors import UserError
 
@@ -18,6 +20,11 @@ SCORED_TILE_BYTES = 8192
 """Index bytes that a program has in flight when it scores."""
 MOST_SCORED_UNITS = 128
 """Units that it scores at a time, however small they are."""
+PEAK_UNITS = 8
+"""Neighbouring units that have one peak: the best of their scores."""
+PEAKED_UNITS = range(4097, 32_769)
+"""Units that a request may have where peaks spare time: fewer have a lane each when they are chosen, and the peaks of more
+have none."""
 UNREAD_PROGRAMS_PER_MULTIPROCESSOR, MOST_UNREAD_PARTS = 8, 8
 """Programs that sum up what is not read, and most of them that share one (request, head). The kernel that reads takes up
 these parts one after the other."""
@@ -168,6 +175,19 @@ class LayerPlans:
             for read_before_R, scored_before_R in zip(read_before_LR, scored_before_LR, strict=True)
         )
         return LayerPlans(read_before_LR, scored_before_LR, workspaces)
+
+
+def has_peaks(selector: Selector) -> bool:
+    """Whether the kernel that scores can leave the peaks of its scores."""
+    return isinstance(selector, QuantizedMean) and selector.bits < 8
+
+
+def peaks_for(selector: Selector, requests: int, heads: int, units: int, device: torch.device | str) -> Tensor | None:
+    """[R, H, K] int32 for the best score of every PEAK_UNITS of so many units, as whole numbers in the order of the scores;
+    None where the kernels have no peaks, or where these spare no time."""
+    if not has_peaks(selector) or units not in PEAKED_UNITS:
+        return None
+    return torch.zeros(requests, heads, -(-units // PEAK_UNITS), dtype=torch.int32, device=device)
 
 
 def check_groups_cut_evenly(selector: Selector) -> None:

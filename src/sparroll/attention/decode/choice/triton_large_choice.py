@@ -14,7 +14,7 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from sparroll.attention.decode.choice.triton_listing import list_units, ordered_scores
+from sparroll.attention.decode.choice.triton_listing import list_units, ordered_scores, page_of
 from sparroll.attention.decode.choice.triton_threshold import (
     LARGEST,
     LEAST,
@@ -49,9 +49,11 @@ def choose_between_bounds(
     ROOM: tl.constexpr,
     LOADED: tl.constexpr,
     WITH_PAGES: tl.constexpr,
+    PAGES_APART: tl.constexpr,
     COMPILED: tl.constexpr,
 ):
-    """Write the `wanted` best, at least one and not all. `listed_row` has ROOM places."""
+    """Write the `wanted` best, at least one and not all. `listed_row` has ROOM places. PAGES_APART: after all units, which
+    takes fewer registers."""
     CHUNK: tl.constexpr = 4 * ROWS * QUADS
     low, high = _bounds(scores_row, units, wanted, CHUNK)
     threshold, above, equal = _threshold_between(
@@ -67,9 +69,17 @@ def choose_between_bounds(
         ordered = ordered_scores(scores_row, unit, units, LOADED)
         chosen = (ordered > threshold) | ((ordered == threshold) & (unit <= last))
         count = list_units(
-            ids_row, pages_row, table_row, unit, chosen, count, ROWS, QUADS, LARGEST, UNITS_PER_BLOCK, WITH_PAGES,
-            COMPILED,
+            ids_row, pages_row, table_row, unit, chosen, count, ROWS, QUADS, LARGEST, UNITS_PER_BLOCK,
+            WITH_PAGES and not PAGES_APART, COMPILED,
         )  # fmt: skip
+    if WITH_PAGES and PAGES_APART:
+        # What other threads wrote must have arrived.
+        tl.debug_barrier()
+        for start in range(0, wanted, 4 * QUADS):
+            each = start + tl.arange(0, 4 * QUADS)
+            unit = tl.load(ids_row + each, mask=each < wanted, other=0)
+            page = page_of(table_row, unit, each < wanted, UNITS_PER_BLOCK, COMPILED)
+            tl.store(pages_row + each, page, mask=each < wanted)
 
 
 @triton.jit

@@ -6,7 +6,9 @@ One program does it for one head, in the first of three ways that suits:
    those equal to it, the lowest.
 2. Of more units it makes candidates first. Lanes keep the largest of some scores each, and a number is searched for
    that k lanes reach: at least k scores do, and with some times more lanes than k hardly more. The units that reach it
-   are listed, and the search goes on among them. Scores are loaded once and stay in registers, where they fit.
+   are listed, and the search goes on among them. Where the kernel that scores left the best score of every eight
+   neighbours, their peak, these are the lanes, and only scores under peaks that reach the number are loaded. Else all
+   are loaded once and stay in registers, where they fit.
 3. Large budgets, and more candidates than there is room for, as among equal scores, are left to triton_large_choice.py.
 
 All are exact. The way follows each request's own length and budget, which lie on the device, so one CUDA graph holds
@@ -35,9 +37,13 @@ from sparroll.attention.decode.choice.triton_threshold import (
     searched,
 )
 from sparroll.attention.decode.triton_launch import after_previous, overlapping
+from sparroll.attention.decode.workspace import PEAK_UNITS
 from sparroll.attention.selectors.base import Selector
 
 LEAST_LANES = 256
+PEAK = tl.constexpr(PEAK_UNITS)
+PEAK_ROWS = tl.constexpr(4)
+"""Scores under peaks that a thread holds at a time, in fours."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,11 @@ class ChoiceLayout:
         """For scores of so many units. Few lanes need few warps."""
         return ChoiceLayout(warps=8 if units > 1024 else 4)
 
+    def peak_lanes(self, units: int) -> int:
+        """Lanes for the peaks of so many units; 0 where these have lanes themselves, or the peaks are too many."""
+        lanes = triton.next_power_of_2(-(-units // PEAK_UNITS))
+        return lanes if 2 * self.lanes < units and lanes <= 2 * self.lanes else 0
+
     def constants(self, units: int) -> dict[str, int]:
         """What the kernel is compiled for, as far as this layout and the shape of the scores say."""
         lanes = max(LEAST_LANES, triton.next_power_of_2(units))
@@ -64,10 +75,11 @@ class ChoiceLayout:
             "MANY": lanes > 2 * self.lanes, "ROWS": self.rows, "QUADS": 32 * self.warps,
         }  # fmt: skip
 
-    def options(self, units: int) -> dict[str, int]:
+    def options(self, units: int, peaked: bool = False) -> dict[str, int]:
         """How it is launched: with as few registers as let four programs of 8 warps fit on a multiprocessor, three with
-        twice the lanes, or two that make candidates."""
-        registers = 64 if units <= self.lanes else 80 if units <= 2 * self.lanes else min(1024 // self.warps, 248)
+        twice the lanes or with peaks, or two that make candidates of all scores."""
+        few = 80 if peaked or units <= 2 * self.lanes else min(1024 // self.warps, 248)
+        registers = 64 if units <= self.lanes else few
         return {"num_warps": self.warps, "maxnreg": registers}
 
 
@@ -81,6 +93,7 @@ def choose_units(
     block_table_RM: Tensor | None,
     units_per_block: int,
     fill_rest: bool = True,
+    peaks_RHK: Tensor | None = None,
     layout: ChoiceLayout | None = None,
 ) -> None:
     """See paged.choose_units. `layout` is for measurements and tests."""
@@ -92,11 +105,14 @@ def choose_units(
     aligned = not any(stride % 4 for stride in scores_RHU.stride()[:2]) and scores_RHU.data_ptr() % 16 == 0
     pages = unit_ids_RHN if pages_RHN is None else pages_RHN
     block_table = unit_ids_RHN if block_table_RM is None else block_table_RM.int()
-    # Inside a CUDA graph this belongs to the graph, and all layers share it.
-    room = layout.lanes if constants["MANY"] else 0
+    peak_lanes = 0 if peaks_RHK is None else layout.peak_lanes(units)
+    peaks = scores_RHU if peaks_RHK is None else peaks_RHK
+    # Candidates, and peaks that they lie under. Inside a CUDA graph this belongs to the graph, and all layers share it.
+    room = layout.lanes * (2 if peak_lanes else 1) if constants["MANY"] else 0
     candidates = torch.empty(requests, heads, room, dtype=torch.int32, device=scores_RHU.device)
     _choose[(heads, requests)](
         scores_RHU,
+        peaks,
         context_tokens_R,
         kv_budget_tokens_R,
         unit_ids_RHN,
@@ -104,6 +120,7 @@ def choose_units(
         block_table,
         candidates if room else unit_ids_RHN,
         *scores_RHU.stride()[:2],
+        *peaks.stride()[:2],
         *unit_ids_RHN.stride()[:2],
         *pages.stride()[:2],
         block_table.stride(0),
@@ -115,8 +132,9 @@ def choose_units(
         WITH_PAGES=pages_RHN is not None,
         FILL_REST=fill_rest,
         COMPILED=scores_RHU.is_cuda,
+        PEAK_LANES=peak_lanes,
         **constants,
-        **layout.options(units),
+        **layout.options(units, peak_lanes > 0),
         **overlapping(scores_RHU),
     )
 
@@ -125,6 +143,7 @@ def choose_units(
 @no_type_check
 def _choose(
     scores,
+    peaks,
     context_tokens,
     kv_budget_tokens,
     unit_ids,
@@ -133,6 +152,8 @@ def _choose(
     candidates,
     scores_per_request,
     scores_per_head,
+    peaks_per_request,
+    peaks_per_head,
     ids_per_request,
     ids_per_head,
     pages_per_request,
@@ -150,6 +171,7 @@ def _choose(
     WITH_PAGES: tl.constexpr,
     FILL_REST: tl.constexpr,
     COMPILED: tl.constexpr,
+    PEAK_LANES: tl.constexpr,
     launch_pdl: tl.constexpr = False,
 ):
     after_previous(launch_pdl)
@@ -174,9 +196,11 @@ def _choose(
                 tl.store(pages_row + each, page, mask=each < wanted)
     elif wanted > 0:
         if MANY:
+            ROOM: tl.constexpr = 2 * LANES if PEAK_LANES > 0 else LANES
             _choose_of_many(
-                scores_row, ids_row, pages_row, table_row, candidates + (request * tl.num_programs(0) + head) * LANES,
-                units, wanted, UNITS_PER_BLOCK, LANES, ROWS, QUADS, LOADED, WITH_PAGES, COMPILED,
+                scores_row, peaks + request * peaks_per_request + head * peaks_per_head, ids_row, pages_row, table_row,
+                candidates + (request * tl.num_programs(0) + head) * ROOM, units, wanted, UNITS_PER_BLOCK, LANES, ROWS,
+                QUADS, LOADED, WITH_PAGES, COMPILED, PEAK_LANES,
             )  # fmt: skip
         # Known when the kernel is compiled, and then what follows is left out.
         elif MORE_LANES == 0:  # noqa: SIM114
@@ -235,6 +259,7 @@ def _choose_of_few(
 @no_type_check
 def _choose_of_many(
     scores_row,
+    peaks_row,
     ids_row,
     pages_row,
     table_row,
@@ -248,8 +273,9 @@ def _choose_of_many(
     LOADED: tl.constexpr,
     WITH_PAGES: tl.constexpr,
     COMPILED: tl.constexpr,
+    PEAK_LANES: tl.constexpr,
 ):
-    """Write the `wanted` best, at least one and not all. `listed_row` has a place for each lane."""
+    """Write the `wanted` best, at least one and not all. `listed_row` has a place for each lane, and with peaks two."""
     CHUNK: tl.constexpr = 4 * ROWS * QUADS
     count = units
     low = tl.zeros([], tl.int32)
@@ -257,7 +283,19 @@ def _choose_of_many(
     if units > LANES:
         # None are made where they would take up more than half of the lanes, of either kind.
         count = tl.full([], LANES + 1, tl.int32)
-        if wanted <= LANES // 2:
+        if PEAK_LANES > 0:
+            # A number that most peaks reach would be reached by too many units.
+            if (wanted <= LANES // 2) & (wanted + wanted // 4 <= (units + PEAK - 1) // PEAK):
+                FEWER: tl.constexpr = PEAK_LANES if PEAK_LANES < LANES else LANES
+                if units <= FEWER * PEAK:
+                    count, low, finite = _candidates_under_peaks(
+                        scores_row, peaks_row, listed_row, units, wanted, QUADS, LANES, FEWER, COMPILED
+                    )
+                else:
+                    count, low, finite = _candidates_under_peaks(
+                        scores_row, peaks_row, listed_row, units, wanted, QUADS, LANES, PEAK_LANES, COMPILED
+                    )
+        elif wanted <= LANES // 2:
             if units <= CHUNK:
                 if wanted <= 2 * QUADS:
                     count, low, finite = _make_candidates(
@@ -296,7 +334,7 @@ def _choose_of_many(
     else:
         choose_between_bounds(
             scores_row, ids_row, pages_row, table_row, listed_row, units, wanted, UNITS_PER_BLOCK, QUADS, LANES, LOADED,
-            WITH_PAGES, COMPILED,
+            WITH_PAGES, PEAK_LANES > 0, COMPILED,
         )  # fmt: skip
 
 
@@ -345,6 +383,52 @@ def _make_candidates(
             count = list_units(
                 listed_row, listed_row, listed_row, start + inside, part >= low, count, ROWS, QUADS, ROOM, 1, False,
                 COMPILED,
+            )  # fmt: skip
+    return count, low, finite
+
+
+@triton.jit
+@no_type_check
+def _candidates_under_peaks(
+    scores_row,
+    peaks_row,
+    listed_row,
+    units,
+    wanted,
+    QUADS: tl.constexpr,
+    ROOM: tl.constexpr,
+    LANES: tl.constexpr,
+    COMPILED: tl.constexpr,
+):
+    """As `_make_candidates`, with a lane for each peak. `listed_row` has ROOM places for candidates, and behind them as
+    many for peaks."""
+    lane = tl.arange(0, LANES)
+    peaks = (units + PEAK - 1) // PEAK
+    best = tl.load(peaks_row + lane, mask=lane < peaks, other=LEAST)
+    least, finite = ends(best)
+    first, second, third, fourth = below(finite, least)
+    low = searched(best, least, peaks, LARGEST, first, second, third, fourth, wanted, wanted + wanted // 4, False)
+    reached = (best >= low).to(tl.int32)
+    place = tl.cumsum(reached, axis=0) - reached
+    high = tl.sum(reached, axis=0)
+    high_row = listed_row + ROOM
+    put(high_row, place, lane, (reached != 0) & (place < ROOM), COMPILED)
+    count = tl.full([], ROOM + 1, tl.int32)
+    if high <= ROOM:
+        count = tl.zeros([], tl.int32)
+        # What other threads listed must have arrived.
+        tl.debug_barrier()
+        TOGETHER: tl.constexpr = 4 * PEAK_ROWS * QUADS // PEAK
+        for start in range(0, high, TOGETHER):
+            each = start + tl.arange(0, TOGETHER)
+            peak = tl.load(high_row + each, mask=each < high, other=0)
+            unit = peak[:, None] * PEAK + tl.arange(0, PEAK)[None, :]
+            there = (each < high)[:, None] & (unit < units)
+            score = tl.load(scores_row + unit, mask=there, other=0.0)
+            listed = there & (ordered_bits(score) >= low)
+            count = list_units(
+                listed_row, listed_row, listed_row, tl.reshape(unit, [PEAK_ROWS, 4 * QUADS]),
+                tl.reshape(listed, [PEAK_ROWS, 4 * QUADS]), count, PEAK_ROWS, QUADS, ROOM, 1, False, COMPILED,
             )  # fmt: skip
     return count, low, finite
 
