@@ -55,9 +55,8 @@ class Case:
     block_table_RM: Tensor
     context_tokens_R: Tensor
     scores_RHU: Tensor
-    peaks_RHK: Tensor | None
-    """As engines have them; None where the scores have none."""
     workspace: StepWorkspace
+    peaks_RHK: Tensor | None = None
 
     @staticmethod
     def build(
@@ -93,11 +92,15 @@ class Case:
             selector, name, contexts, query, keys, values, index, groups, table.to(device),
             torch.from_numpy(contexts).to(device, torch.int32),
             torch.full((batch, options.heads, units), torch.nan, device=device),
-            peaks_for(selector, batch, options.heads, units, device),
             StepWorkspace.allocate(
                 batch, options.group, options.dim, dtype, selector, device, kv_heads=options.heads
             ),
         )  # fmt: skip
+
+    def with_peaks(self) -> Case | None:
+        """With the peaks of its scores, which engines do not ask for yet; None where they would spare no time."""
+        peaks = peaks_for(self.selector, *self.scores_RHU.shape, self.scores_RHU.device)
+        return None if peaks is None else dataclasses.replace(self, peaks_RHK=peaks)
 
     @property
     def slots_T(self) -> Tensor:
