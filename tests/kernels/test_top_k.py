@@ -93,18 +93,23 @@ def scores_by_kind(units: int) -> dict[str, Tensor]:
     }
 
 
+def requests_of_every_kind(units: int, wanted: int | None, lengths: int) -> tuple[Tensor, list[int], list[int]]:
+    """Scores, contexts of so many lengths and budgets: of so many units, or of all but one, one of everything and one of
+    nothing."""
+    scores = torch.stack(list(scores_by_kind(units).values()))[:, None]
+    contexts = [units - row % lengths for row in range(len(scores))]
+    budgets = [wanted or context - 1 for context in contexts]
+    budgets[2], budgets[3] = units, 0
+    return scores, contexts, budgets
+
+
 PEAKED = {"peaks have lanes": 1000, "peaks have lanes or twice as many": 2047}
 
 
 @pytest.mark.parametrize("wanted", [1, 7, 33, 64, None])
 @pytest.mark.parametrize("way", PEAKED)
 def test_with_the_peaks_of_scores_the_choice_is_the_same(way: str, wanted: int | None) -> None:
-    units = PEAKED[way]
-    scores = torch.stack(list(scores_by_kind(units).values()))[:, None]
-    contexts = [units - row % 11 for row in range(len(scores))]
-    budgets = [wanted or context - 1 for context in contexts]
-    budgets[2], budgets[3] = units, 0
-    assert_same(scores, contexts, budgets, LAYOUT, peaks=True)
+    assert_same(*requests_of_every_kind(PEAKED[way], wanted, lengths=11), LAYOUT, peaks=True)
 
 
 def test_with_peaks_requests_of_one_batch_take_different_ways() -> None:
@@ -156,13 +161,7 @@ def test_peaks_are_kept_where_they_spare_time() -> None:
 @pytest.mark.parametrize("wanted", [1, 33, 100, None])
 @pytest.mark.parametrize("way", UNITS)
 def test_every_way_chooses_what_the_reference_does(way: str, wanted: int | None) -> None:
-    units = UNITS[way]
-    scores = torch.stack(list(scores_by_kind(units).values()))[:, None]
-    contexts = [units - row % 3 for row in range(len(scores))]
-    budgets = [wanted or context - 1 for context in contexts]
-    # Within its budget, and with none.
-    budgets[2], budgets[3] = units, 0
-    assert_same(scores, contexts, budgets, LAYOUT)
+    assert_same(*requests_of_every_kind(UNITS[way], wanted, lengths=3), LAYOUT)
 
 
 def test_requests_of_one_batch_take_different_ways() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sparroll.attention.decode import remainder_reference
-from sparroll.attention.decode.reference import NOT_CHOSEN, best_first
+from sparroll.attention.decode.reference import NOT_CHOSEN, best_first, in_order
 from sparroll.attention.decode.workspace import PEAK_UNITS
 from sparroll.attention.selectors.base import Selector
 
@@ -74,12 +74,7 @@ def score_units(
 
 def peaks_of(scores_RHU: Tensor) -> Tensor:
     """Of every PEAK_UNITS scores the largest, as whole numbers in the order of the scores, with NaN on top."""
-    # Both zeros are one score.
-    bits = (scores_RHU + 0.0).view(torch.int32)
-    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-    ordered = ordered.masked_fill(scores_RHU.isnan(), 0x7FFFFFFF)
-    units = scores_RHU.shape[2]
-    padded = F.pad(ordered, (0, -units % PEAK_UNITS), value=-(1 << 31))
+    padded = F.pad(in_order(scores_RHU), (0, -scores_RHU.shape[2] % PEAK_UNITS), value=-(1 << 31))
     return padded.unflatten(2, (-1, PEAK_UNITS)).amax(3)
 
 
