@@ -29,7 +29,7 @@ from vllm.v1.attention.backends.flash_attn import (
 
 from sparroll.attention.decode import paged
 from sparroll.attention.decode.layers_apart import layers_apart
-from sparroll.attention.decode.workspace import LayerPlans, StepWorkspace
+from sparroll.attention.decode.workspace import LayerPlans, StepWorkspace, peaks_for
 from sparroll.attention.selectors.base import Selector
 from sparroll.engines.vllm import compat
 from sparroll.engines.vllm.attention.batch import Rows, StepPlan
@@ -47,6 +47,7 @@ class Workspace:
     first step, and sleep does not touch it."""
 
     scores_RHU: Tensor
+    peaks_RHK: Tensor | None
     unit_ids_RHN: Tensor
     pages_RHN: Tensor
     plans: LayerPlans
@@ -78,6 +79,7 @@ class Workspace:
         padded = torch.zeros(rows, heads, -(-most_units // 4) * 4, dtype=torch.float32, device=device)
         return Workspace(
             scores_RHU=padded[..., :most_units],
+            peaks_RHK=peaks_for(selector, rows, heads, most_units, device),
             unit_ids_RHN=integers(rows, heads, most_units),
             pages_RHN=integers(rows, heads, most_units),
             plans=LayerPlans.of(
@@ -344,6 +346,7 @@ class SparseImpl(SparseLayer, FlashAttentionImpl):
         scores_RHU, unit_ids_RHN, pages_RHN = (
             held[:count] for held in (work.scores_RHU, work.unit_ids_RHN, work.pages_RHN)
         )
+        peaks_RHK = None if work.peaks_RHK is None else work.peaks_RHK[:count]
         paged.score_units(
             query_RHGD,
             index_PSHW,
@@ -356,6 +359,7 @@ class SparseImpl(SparseLayer, FlashAttentionImpl):
             scale=self.scale,
             workspace=shared,
             planned=True,
+            peaks_RHK=peaks_RHK,
         )
         paged.choose_units(
             scores_RHU,
@@ -369,6 +373,7 @@ class SparseImpl(SparseLayer, FlashAttentionImpl):
             units_per_block=index_PSHW.shape[1],
             # Our kernel knows from the budgets where each list ends.
             fill_rest=STATE.attention != "triton",
+            peaks_RHK=peaks_RHK,
         )
         if STATE.attention == "fa3_pages":
             self._attend_pages(query_RHGD, keys_PBHD, values_PBHD, work, out_RHGD)
