@@ -95,12 +95,12 @@ class Case:
             StepWorkspace.allocate(
                 batch, options.group, options.dim, dtype, selector, device, kv_heads=options.heads
             ),
+            peaks_for(selector, batch, options.heads, units, device),
         )  # fmt: skip
 
-    def with_peaks(self) -> Case | None:
-        """With the peaks of its scores, which engines do not ask for yet; None where they would spare no time."""
-        peaks = peaks_for(self.selector, *self.scores_RHU.shape, self.scores_RHU.device)
-        return None if peaks is None else dataclasses.replace(self, peaks_RHK=peaks)
+    def without_peaks(self) -> Case | None:
+        """What peaks of scores spare; None where engines keep none either."""
+        return None if self.peaks_RHK is None else dataclasses.replace(self, peaks_RHK=None)
 
     @property
     def slots_T(self) -> Tensor:

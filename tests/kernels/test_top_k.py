@@ -122,40 +122,57 @@ def test_with_peaks_requests_of_one_batch_take_different_ways() -> None:
             assert_same(each, lengths, wanted, LAYOUT, peaks=True)
 
 
-@pytest.mark.skipif(DEVICE == "cuda", reason="the slow way is taken out of the interpreted kernel")
+WAYS = {"peaks": "_candidates_under_peaks", "all scores": "_make_candidates", "bounds": "choose_between_bounds"}
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="ways are taken out of the interpreted kernel")
 @pytest.mark.parametrize(
-    ("units", "wanted", "slow"), [(1000, 64, False), (1000, 65, True), (636, 64, False), (632, 64, True)]
+    ("units", "wanted", "alike", "taken"),
+    [
+        (1000, 62, False, ["peaks"]),
+        (1000, 63, False, ["all scores"]),
+        (1000, 64, False, ["all scores"]),
+        (1000, 65, False, ["bounds"]),
+        (1000, 62, True, ["peaks", "all scores"]),
+        (256, 16, False, []),
+        (257, 16, False, ["peaks"]),
+    ],
 )
-def test_peaks_serve_up_to_half_the_lanes_and_four_in_five_peaks(
-    monkeypatch: pytest.MonkeyPatch, units: int, wanted: int, slow: bool
+def test_the_ways_that_peaks_leave_open(
+    monkeypatch: pytest.MonkeyPatch, units: int, wanted: int, alike: bool, taken: list[str]
 ) -> None:
+    """Each is needed where it is taken, and no other one."""
     from sparroll.attention.decode.choice import triton_top_k
 
-    def refuse(*_: Any) -> None:
-        raise RuntimeError("the slow way")
+    scores = torch.rand(1, 1, 1000, generator=torch.Generator().manual_seed(0))
+    if alike:
+        # Below half of the peaks there are only the best.
+        scores += torch.arange(1000) // 8 % 2
+    for way, name in WAYS.items():
+        with monkeypatch.context() as patched:
 
-    monkeypatch.setattr(triton_top_k, "choose_between_bounds", refuse)
-    # The best are alone under their peaks, so that there is room for all candidates.
-    scores = -torch.rand(1, 1, 1000, generator=torch.Generator().manual_seed(0))
-    scores[..., ::8] += 2.0
-    if slow:
-        with pytest.raises(Exception, match="the slow way"):
-            assert_same(scores, [units], [wanted], LAYOUT, peaks=True)
-    else:
-        assert_same(scores, [units], [wanted], LAYOUT, peaks=True)
+            def refuse(*_: Any) -> None:
+                raise RuntimeError("taken out")
+
+            patched.setattr(triton_top_k, name, refuse)
+            if way in taken:
+                with pytest.raises(Exception, match="taken out"):
+                    assert_same(scores, [units], [wanted], LAYOUT, peaks=True)
+            else:
+                assert_same(scores, [units], [wanted], LAYOUT, peaks=True)
 
 
 def test_peaks_are_kept_where_they_spare_time() -> None:
     from sparroll.attention.decode.choice.triton_top_k import ChoiceLayout
 
-    layout = ChoiceLayout.default(8192)
+    layout = ChoiceLayout.default(8193)
     assert {units for units in range(1, 40_000) if layout.peak_lanes(units)} == set(PEAKED_UNITS)
     pairs, large = (QuantizedMean(2, 16, 32, bits) for bits in (2, 8))
-    assert [peaks_for(pairs, 2, 3, units, "cpu") is None for units in (4096, 4097, 32_768, 32_769)] == [
+    assert [peaks_for(pairs, 2, 3, units, "cpu") is None for units in (8192, 8193, 32_768, 32_769)] == [
         True, False, False, True,
     ]  # fmt: skip
-    assert peaks_for(pairs, 2, 3, 4097, "cpu").shape == (2, 3, 513)
-    assert peaks_for(large, 2, 3, 8192, "cpu") is peaks_for(SELECTOR, 2, 3, 8192, "cpu") is None
+    assert peaks_for(pairs, 2, 3, 8193, "cpu").shape == (2, 3, 1025)
+    assert peaks_for(large, 2, 3, 9000, "cpu") is peaks_for(SELECTOR, 2, 3, 9000, "cpu") is None
 
 
 @pytest.mark.parametrize("wanted", [1, 33, 100, None])

@@ -22,9 +22,9 @@ MOST_SCORED_UNITS = 128
 """Units that it scores at a time, however small they are."""
 PEAK_UNITS = 8
 """Neighbouring units that have one peak: the best of their scores."""
-PEAKED_UNITS = range(4097, 32_769)
-"""Units that a request may have where peaks spare time: fewer have a lane each when they are chosen, and the peaks of more
-have none."""
+PEAKED_UNITS = range(8193, 32_769)
+"""Units that a request may have where peaks spare more time than they take: fewer are chosen as fast without them, and the
+peaks of more have no lanes."""
 UNREAD_PROGRAMS_PER_MULTIPROCESSOR, MOST_UNREAD_PARTS = 8, 8
 """Programs that sum up what is not read, and most of them that share one (request, head). The kernel that reads takes up
 these parts one after the other."""

@@ -7,7 +7,8 @@ One program does it for one head, in the first of three ways that suits:
 2. Of more units it makes candidates first. Lanes keep the largest of some scores each, and a number is searched for
    that k lanes reach: at least k scores do, and with some times more lanes than k hardly more. The units that reach it
    are listed, and the search goes on among them. Where the kernel that scores left the best score of every eight
-   neighbours, their peak, these are the lanes, and only scores under peaks that reach the number are loaded. Else all
+   neighbours, their peak, these are the lanes, and only scores under peaks that reach the number are loaded. Where many
+   are wanted, or neighbours are so alike that candidates become too many, all are loaded, as without peaks. There they
    are loaded once and stay in registers, where they fit.
 3. Large budgets, and more candidates than there is room for, as among equal scores, are left to triton_large_choice.py.
 
@@ -63,9 +64,9 @@ class ChoiceLayout:
         return ChoiceLayout(warps=8 if units > 1024 else 4)
 
     def peak_lanes(self, units: int) -> int:
-        """Lanes for the peaks of so many units; 0 where these have lanes themselves, or the peaks are too many."""
+        """Lanes for the peaks of so many units; 0 where so few are chosen as fast without them, or the peaks are too many."""
         lanes = triton.next_power_of_2(-(-units // PEAK_UNITS))
-        return lanes if 2 * self.lanes < units and lanes <= 2 * self.lanes else 0
+        return lanes if 4 * self.lanes < units and lanes <= 2 * self.lanes else 0
 
     def constants(self, units: int) -> dict[str, int]:
         """What the kernel is compiled for, as far as this layout and the shape of the scores say."""
@@ -197,11 +198,18 @@ def _choose(
     elif wanted > 0:
         if MANY:
             ROOM: tl.constexpr = 2 * LANES if PEAK_LANES > 0 else LANES
-            _choose_of_many(
-                scores_row, peaks + request * peaks_per_request + head * peaks_per_head, ids_row, pages_row, table_row,
-                candidates + (request * tl.num_programs(0) + head) * ROOM, units, wanted, UNITS_PER_BLOCK, LANES, ROWS,
-                QUADS, LOADED, WITH_PAGES, COMPILED, PEAK_LANES,
-            )  # fmt: skip
+            FEW: tl.constexpr = 2 * LANES if PEAK_LANES > 0 else 0
+            if units <= FEW:
+                _choose_of_few(
+                    scores_row, ids_row, pages_row, table_row, units, wanted, UNITS_PER_BLOCK, 2 * LANES, LOADED,
+                    WITH_PAGES, COMPILED,
+                )  # fmt: skip
+            else:
+                _choose_of_many(
+                    scores_row, peaks + request * peaks_per_request + head * peaks_per_head, ids_row, pages_row,
+                    table_row, candidates + (request * tl.num_programs(0) + head) * ROOM, units, wanted,
+                    UNITS_PER_BLOCK, LANES, ROWS, QUADS, LOADED, WITH_PAGES, COMPILED, PEAK_LANES,
+                )  # fmt: skip
         # Known when the kernel is compiled, and then what follows is left out.
         elif MORE_LANES == 0:  # noqa: SIM114
             _choose_of_few(
@@ -285,7 +293,7 @@ def _choose_of_many(
         count = tl.full([], LANES + 1, tl.int32)
         if PEAK_LANES > 0:
             # A number that most peaks reach would be reached by too many units.
-            if (wanted <= LANES // 2) & (wanted + wanted // 4 <= (units + PEAK - 1) // PEAK):
+            if (wanted <= LANES // 2) & (16 * wanted <= units):
                 FEWER: tl.constexpr = PEAK_LANES if PEAK_LANES < LANES else LANES
                 if units <= FEWER * PEAK:
                     count, low, finite = _candidates_under_peaks(
@@ -295,6 +303,12 @@ def _choose_of_many(
                     count, low, finite = _candidates_under_peaks(
                         scores_row, peaks_row, listed_row, units, wanted, QUADS, LANES, PEAK_LANES, COMPILED
                     )
+            if (wanted <= LANES // 2) & (count > LANES):
+                # Lists begin anew.
+                tl.debug_barrier()
+                count, low, finite = _make_candidates(
+                    scores_row, listed_row, units, wanted, 4, 2, QUADS, LANES, False, LOADED, COMPILED
+                )
         elif wanted <= LANES // 2:
             if units <= CHUNK:
                 if wanted <= 2 * QUADS:
