@@ -25,7 +25,10 @@ R, H, G, D, P, M = 4, 2, 2, 32, 64, 12
 SCHEDULE = Schedule(steps=(Step(0, 64), Step(128, 80)), dense_layers=(0,))
 GROUPED = Schedule(steps=(Step(0, (96, 64)), Step(128, (112, 80))), dense_layers=(0,), layer_groups=((2,), (1,)))
 SUMMING = Schedule(SCHEDULE.steps, PageMean(16, 16, 32, remainder=Remainder(32, "fp8")), dense_layers=(0,))
+PAIRS = Schedule(SCHEDULE.steps, QuantizedMean(2, 16, 32, bits=2), dense_layers=(0,))
 CONTEXTS = [1, 60, 171, 0]
+LONG_UNITS = 8200
+"""Of an engine for contexts so long that it keeps peaks of scores, if its units are of few bits."""
 CASES = [
     *(
         (attention, *case)
@@ -33,6 +36,7 @@ CASES = [
         for case in ((16, SCHEDULE), (64, SCHEDULE), (64, GROUPED))
     ),
     ("triton", 64, SUMMING),
+    ("triton", 64, PAIRS),
 ]
 
 
@@ -106,7 +110,7 @@ def test_index_rows_of_a_head_stand_together_however_vllm_orders_a_block(by_toke
 
 def rows_of(rows: int, width: int, dtype: torch.dtype) -> SimpleNamespace:
     """What a layer of rows holds."""
-    held = torch.zeros(P, rows, H, width, dtype=dtype)
+    held = torch.zeros(P, H, rows, width, dtype=dtype).transpose(1, 2)
     return SimpleNamespace(kv_cache=held, rows_PSHW=held)
 
 
@@ -187,10 +191,11 @@ def test_a_decode_step_is_the_references(
         lambda self, prefix, common, fast_build=False: SimpleNamespace(),
     )
     STATE.configure(schedule, 3, "cpu", attention=attention)
-    selector, units_per_block = schedule.selector, block // 16
+    selector, units_per_block = schedule.selector, block // schedule.selector.unit_tokens
     kv_cache = cache("NHD", block)
     table = torch.randperm(P)[: R * M].view(R, M).int()
-    work = workspace(monkeypatch, backend, selector, M * units_per_block)
+    work = workspace(monkeypatch, backend, selector, LONG_UNITS if schedule is PAIRS else M * units_per_block)
+    assert (work.peaks_RHK is not None) == (schedule is PAIRS)
 
     builder = builder_of(backend)
     common = SimpleNamespace(
@@ -211,12 +216,13 @@ def test_a_decode_step_is_the_references(
         [UNLIMITED, schedule.of_layer(2).kv_budget_tokens(60), long[1], 0],
     ]
 
-    index, groups = rows_of(units_per_block, D, torch.bfloat16), None
+    width = selector.index_width(D)
+    index, groups = rows_of(units_per_block, width, selector.index_dtype), None
     if selector.remainder is not None:
         groups = rows_of(block // selector.row_tokens, selector.group_width(D), torch.uint8)
     first = layer_of(backend, {"number": 1, "index": index, "groups": groups}, kv_cache)
     # One launch of the last layer writes the index rows of all; layer 2 has other keys.
-    behind_index = rows_of(units_per_block, D, torch.bfloat16)
+    behind_index = rows_of(units_per_block, width, selector.index_dtype)
     behind = layer_of(backend, {"number": 2, "index": behind_index, "groups": None}, -kv_cache)
     slots = torch.arange(P * block)
     assert work.only_decodes

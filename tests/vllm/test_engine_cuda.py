@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 
 import vllm_gpu
 from sparroll.attention.selectors import QuantizedMean, Remainder
@@ -347,6 +347,46 @@ class TestRemainder:
             rollouts = sampled(summing, ROLLOUT_TOKENS // 2)
         errors = Judge(vllm_gpu.load(torch.bfloat16)).errors(rollouts, None, SUMMING)
         note("bf16, full budget of a remainder", **dataclasses.asdict(errors))
+        errors.check()
+
+
+# -- contexts so long that the engine keeps peaks of scores --------------------------------------------------------------
+
+SINGLE = QuantizedMean(page_tokens=1, bits=2, first_tokens=16, recent_tokens=32)
+LONG = dataclasses.replace(
+    SPARSE, steps=(Step(0, (200, 500)),), selector=SINGLE, layer_groups=((3, 5), (2, 4)), name="of single tokens"
+)
+"""Of 7,000 tokens some layers want so few that candidates are made under peaks, and others so many that they are not."""
+LONG_LENGTHS = [300, 900] if DRY else [3000, 5000, 7000, 7900]
+
+
+@pytest.fixture(scope="class")
+def far_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The tiny model, whose weights say nothing about positions, for contexts of 16,384 tokens."""
+    model = vllm_gpu.load(torch.float32)
+    model.config.max_position_embeddings = 16_384
+    folder = tmp_path_factory.mktemp("far")
+    model.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="class")
+def far(far_model: str) -> Iterator[Any]:
+    with vllm_gpu.engine(model=far_model, schedule=LONG, max_batch=8, gpu_memory_share=0.3) as engine:
+        yield engine
+
+
+class TestPeaks:
+    def test_log_probs_of_long_contexts_are_transformers_own(self, far: Any, far_model: str) -> None:
+        from sparroll.engines.vllm.attention import cuda_backend
+
+        if not DRY:
+            assert cuda_backend._workspace is not None and cuda_backend._workspace.peaks_RHK is not None
+        rollouts = far.generate(prompts(LONG_LENGTHS, 1), n=2, max_new_tokens=60, seed=5, stop_ids=[])
+        dtype = torch.float32 if DRY else torch.bfloat16
+        judge = Judge(AutoModelForCausalLM.from_pretrained(far_model, dtype=dtype).to(vllm_gpu.DEVICE).eval())
+        errors = judge.errors(rollouts, LONG, None)
+        note("bf16, contexts of 3,000 to 8,000 tokens, peaks", **dataclasses.asdict(errors))
         errors.check()
 
 
