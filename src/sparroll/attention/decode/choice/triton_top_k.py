@@ -64,7 +64,7 @@ class ChoiceLayout:
         return ChoiceLayout(warps=8 if units > 1024 else 4)
 
     def peak_lanes(self, units: int) -> int:
-        """Lanes for the peaks of so many units; 0 where so few are chosen as fast without them, or the peaks are too many."""
+        """Lanes for the peaks of so many units; 0 where so few are chosen as fast without, or peaks are too many."""
         lanes = triton.next_power_of_2(-(-units // PEAK_UNITS))
         return lanes if 4 * self.lanes < units and lanes <= 2 * self.lanes else 0
 
