@@ -87,6 +87,35 @@ def engines_kernels_on_h200() -> Figures:
     }
 
 
+def peaks() -> Figures:
+    """What peaks of scores change on an H200, in us and in % of a layer."""
+    found = results("fine-kernels-engines-h200", "fine-kernels")
+    took: dict[str, dict[tuple[str, int, str], float]] = {
+        kind: {(row["units"], row["kv_budget_tokens"], row["kernel"]): row["graph_us"] for row in found[kind]}
+        for kind in ("rows", "without_peaks")
+    }
+
+    def us(kind: str, kernel: str, budget: int) -> float:
+        return took[kind]["2x2 equal", budget, kernel]
+
+    def more(units: str, budget: int) -> float:
+        """% of a layer."""
+        key = (units, budget, "sparse layer")
+        return 100 * (took["rows"][key] / took["without_peaks"][key] - 1)
+
+    budgets = (512, 1024)
+    return {
+        **{f"choice_{budget}": up(us("rows", "choice", budget)) for budget in budgets},
+        **{f"choice_{budget}_bare": down(us("without_peaks", "choice", budget)) for budget in budgets},
+        **{f"layer_{budget}": up(us("rows", "sparse layer", budget)) for budget in budgets},
+        **{f"layer_{budget}_bare": down(us("without_peaks", "sparse layer", budget)) for budget in budgets},
+        "scores": up(max(us("rows", "scores", budget) - us("without_peaks", "scores", budget) for budget in budgets)),
+        **{f"mixed_{budget}": up(more("2x2 mixed", budget)) for budget in budgets},
+        **{f"single_{budget}": down(-more("1x1 mixed", budget)) for budget in budgets},
+        "large": up(more("2x2 equal", 4096)),
+    }
+
+
 def one_request() -> Figures:
     """What a step with one request takes more than a dense one: in % under small units on two GPUs and under pages, and
     in us for each sparse layer."""
@@ -190,12 +219,18 @@ PAGES: Mapping[str, Claims] = {
         "times at 512, the choice among 7,500 pages {choice} us and that among 15,000 {choice_2x2} us": engines_kernels,
         "takes {4x4_with_1024} us at a budget of 1,024, where one without a remainder takes {4x4_1024} us, and one of 2 x 2 "
         "takes {2x2_with_1024} us instead of {2x2_1024} (": engines_kernels,
-        "On an H200, which copies at {copy} TB/s, the same kernels take {4x4} us for a layer with 4 x 4 at a budget of "
+        "On an H200, which copies at {copy} TB/s, today's kernels take {4x4} us for a layer with 4 x 4 at a budget of "
         "1,024, and {2x2} us with 2 x 2": engines_kernels_on_h200,
         "Scores take {scores_4x4} and {scores_2x2} times as long as their bytes, attention {more} times at 1,024 tokens and "
         "{few} times at 512. The choice takes {choice_4x4} us among 7,500 pages and {choice_2x2} us among 15,000": (
             engines_kernels_on_h200
         ),
+        "it takes {choice_512} us at a budget of 512 and {choice_1024} us at 1,024, where it takes {choice_512_bare} and "
+        "{choice_1024_bare} us without peaks in the same call. Peaks cost the scores {scores} us, so a layer takes "
+        "{layer_512} and {layer_1024} us with them, and {layer_512_bare} and {layer_1024_bare} us without.": peaks,
+        "a layer with 2 x 2 takes {mixed_512} and {mixed_1024} % more than without, and one with 1 x 1 {single_512} and "
+        "{single_1024} % less.": peaks,
+        "there peaks make a layer {large} % slower": peaks,
         "which take {scores_4x4} and {scores_2x2} us there, and 512 tokens that need not be read spare {spared} "
         "us.": engines_kernels,
     },

@@ -8,9 +8,11 @@ from typing import Any
 
 from claim_words import Claims, Figures, bare, down, up
 from published_figures import less
-from record_tables import results
+from record_tables import RESULTS, results
 from render_fine import fine_records, reached_goals
 from render_speed import OVERHEAD_GOAL, decode_cells, pairs, rollout_records
+
+from sparroll import records
 
 # -- rollouts and steps in vLLM ------------------------------------------------------------------------------------------
 
@@ -215,7 +217,7 @@ def small_units_in_budget() -> Figures:
     """What steps take more than dense ones, in contexts that a schedule of small units reads whole: by medians and by the
     fastest block of each cell, on both GPUs, and on an H100 with a process for each engine."""
     said: dict[str, str] = {}
-    for gpu, record in {"h200": "h200", "h100": "h100", "apart": "separate-h100"}.items():
+    for gpu, record in {"h200": "h200", "h100": "h100", "apart": "separate-h100", "shorter": "separate-h200"}.items():
         name = f"decode-step-within-budget-fine-qwen3-1.7b-{record}"
         blocks: dict[tuple[int, int], dict[str, list[float]]] = {}
         for cell in results(name, "decode-step"):
@@ -242,6 +244,21 @@ def two_gpus() -> Figures:
         "dense": bare(up(dense["engine"], 3)),
         "dense_transformers": bare(up(dense["transformers"], 3)),
         "one": bare(up(found["two GPUs against one, greedy"]["mean"], 3)),
+    }
+
+
+def calibration() -> Figures:
+    """Seconds of a whole calibration beside those of an evaluation of the same model."""
+    record = records.read(RESULTS / "calibration-cost-qwen3-1.7b-h200.json", "calibration-cost")
+    found, tokens = record["results"], record["config"]["response_tokens"]
+    calibrated = found["calibration"]
+    assert calibrated["verify_rounds"] == 2, "two of four rounds"
+    return {
+        "tokens": f"{tokens:,}",
+        "took": up(calibrated["seconds"]),
+        "share": up(100 * found["share_of_seconds"]),
+        "whole": down(found["evaluation"]["whole_seconds"]),
+        "most": up(100 * found["most_share_of_seconds"]),
     }
 
 
@@ -324,6 +341,11 @@ def code_verdicts() -> Figures:
 
 
 PAGES: Mapping[str, Claims] = {
+    "docs/calibration.md": {
+        "responses of {tokens} tokens, the whole command took {took} s, which is {share} % of the {whole} s that sampling "
+        "an evaluation takes there": calibration,
+        "with all of them it would be {most} %.": calibration,
+    },
     "README.md": {
         "of four tokens with four bits make rollouts {fours_slowest} to {fours_fastest} times as fast as dense ones, and "
         "of two tokens with two bits {pairs_slowest} to {pairs_fastest} times": small_units,
@@ -362,6 +384,9 @@ PAGES: Mapping[str, Claims] = {
         "{apart_least} to {apart_most} % over dense, and {apart_by_median} of {apart_cells} within 3 % (194 and 252 "
         "tokens). By their fastest blocks {apart_by_fastest} of these {apart_cells} are, and the worst is {apart_fastest} % "
         "over": small_units_in_budget,
+        "With it an H200 has medians of {shorter_least} to {shorter_most} % over dense, {shorter_by_median} of "
+        "{shorter_cells} within 3 %, and by fastest blocks {shorter_by_fastest} of "
+        "{shorter_cells}": small_units_in_budget,
         "which misses single ones by up to {error} %: FlashAttention takes {few_ms} ms for {few_requests} requests of "
         "{few_context}K tokens and {more_ms} ms for {more_requests} of {more_context}K.": fit_of_steps,
         "The index takes {share} % of the KV cache's capacity.": index_share,

@@ -36,8 +36,8 @@ GPUS = (
     {
         "gpu": "H200",
         "names": ["H200", "NVIDIA H200"],
-        "kernels": "fine-kernels-h200",
-        "choices": "choice-sweep-h200",
+        "kernels": "fine-kernels-engines-h200",
+        "choices": "choice-sweep-engines-h200",
         "steps": "decode-step-qwen3-1.7b-h200",
     },
 )
