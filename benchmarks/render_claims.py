@@ -107,20 +107,19 @@ SPREAD = {
 }
 """Statistics of the experiment predicts-training."""
 FREE_WORDING = "claims-predicts-training-cpu"
+NO_FREE_WORDING = "claims-predicts-training-walks-cpu"
 
 
-def spread_correlations() -> str:
-    """The same on tiny-reasoner's task, over rows that were chosen so that the statistics come apart; empty where a
-    statistic is constant."""
+def spread_correlations(record: str, task: str, *more: tuple[str, str]) -> str:
+    """The same on a task of tiny-reasoner's, over rows that were chosen so that the statistics come apart; empty where a
+    statistic is constant. more: further columns, each (among which runs, when)."""
     found = {
         (each["among"], each["statistic"]): each
-        for each in results(FREE_WORDING, "claims-predicts-training")["correlations"]
-        if each["task"] == "remarks"
+        for each in results(record, "claims-predicts-training")["correlations"]
+        if each["task"] == task
     }
-    columns = [
-        ("all", "first_step"), ("all", "run_mean"), ("no eviction", "first_step"), ("no eviction", "run_mean"),
-        ("5th percentile above .78", "run_mean"),
-    ]  # fmt: skip
+    columns = [(among, when) for among in ("all", "no eviction") for when in ("first_step", "run_mean")]
+    columns += more
     runs = {among: found[among, "q05"]["runs"] for among, _ in columns}
     rows = []
     for statistic, label in SPREAD.items():
@@ -157,5 +156,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "claims-commands": commands,
     "predictors": partial(correlations, "run_mean"),
     "predictors-first-step": partial(correlations, "first_step"),
-    "predictors-spread": spread_correlations,
+    "predictors-spread": partial(
+        spread_correlations, FREE_WORDING, "remarks", ("5th percentile above .78", "run_mean")
+    ),
+    "predictors-walks": partial(spread_correlations, NO_FREE_WORDING, "walks"),
 }
