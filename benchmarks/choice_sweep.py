@@ -7,8 +7,8 @@ Every layout is first compiled and compared with the reference in a process of i
 heavy-tailed and tied scores, with equal and with mixed contexts, over outputs that hold rubbish. One that fails is told
 and left out. `us` is as in decode_kernels.py (L2 flushed before each call), `warm_us` one of several calls in a row,
 whose scores are in L2, as after the kernel that made them. The engines' layout is timed with lists as long as the
-budget, with lists of all units, as engines have them, and with the peaks of scores, as engines have them for small units. Of
-the scores, the first and the last ones are +inf, as those of units that are always read.
+budget, with lists of all units, as engines have them, and with the peaks of scores, as engines have them for units of
+few bits. Of the scores, the first and the last ones are +inf, as those of units that are always read.
 """
 
 from __future__ import annotations

@@ -343,7 +343,7 @@ def code_verdicts() -> Figures:
 PAGES: Mapping[str, Claims] = {
     "docs/calibration.md": {
         "responses of {tokens} tokens, the whole command took {took} s, which is {share} % of the {whole} s that sampling "
-        "an evaluation takes there": calibration,
+        "an evaluation would take there": calibration,
         "with all of them it would be {most} %.": calibration,
     },
     "README.md": {
@@ -385,8 +385,8 @@ PAGES: Mapping[str, Claims] = {
         "tokens). By their fastest blocks {apart_by_fastest} of these {apart_cells} are, and the worst is {apart_fastest} % "
         "over": small_units_in_budget,
         "With it an H200 has medians of {shorter_least} to {shorter_most} % over dense, {shorter_by_median} of "
-        "{shorter_cells} within 3 %, and by fastest blocks {shorter_by_fastest} of "
-        "{shorter_cells}": small_units_in_budget,
+        "{shorter_cells} within 3 %, and by fastest blocks {shorter_by_fastest} of {shorter_cells}, the worst "
+        "{shorter_fastest} % over": small_units_in_budget,
         "which misses single ones by up to {error} %: FlashAttention takes {few_ms} ms for {few_requests} requests of "
         "{few_context}K tokens and {more_ms} ms for {more_requests} of {more_context}K.": fit_of_steps,
         "The index takes {share} % of the KV cache's capacity.": index_share,

@@ -18,8 +18,9 @@ pytest.importorskip("triton", reason="triton runs on Linux only")
 
 SELECTOR = PageMean(page_tokens=1, first_tokens=0, recent_tokens=1)
 LAYOUT = {"warps": 1, "lanes": 128, "rows": 4}
-"""Up to 256 units where no request can have more, and up to 128 else, have a lane each. Candidates are made of up to
-512 units with 128 lanes, of up to 1,024 with 256, and of more in parts with 512, for up to 64 units wanted."""
+"""Up to 256 units where no request can have more or there are peaks, and up to 128 else, have a lane each. Candidates are
+made of up to 512 units with 128 lanes, of up to 1,024 with 256, and of more in parts with 512, for up to 64 units
+wanted."""
 UNITS = {"all have lanes": 255, "held": 511, "held twice": 1021, "in parts": 2047}
 
 
@@ -160,6 +161,13 @@ def test_the_ways_that_peaks_leave_open(
                     assert_same(scores, [units], [wanted], LAYOUT, peaks=True)
             else:
                 assert_same(scores, [units], [wanted], LAYOUT, peaks=True)
+
+
+@pytest.mark.parametrize("wanted", [64, 128, 129, 281, 500])
+def test_with_peaks_no_more_are_wanted_of_candidates_than_these_have_lanes(wanted: int) -> None:
+    """A layout with many lanes and one warp, which has fewer lanes to make candidates with."""
+    rising = torch.randn(1, 1, 4500, generator=torch.Generator().manual_seed(0)).sort().values
+    assert_same(rising, [4500], [wanted], {"warps": 1, "lanes": 1024, "rows": 4}, peaks=True)
 
 
 def test_peaks_are_kept_where_they_spare_time() -> None:

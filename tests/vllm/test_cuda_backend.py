@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from sparroll import Schedule
-from sparroll.attention.decode import paged
+from sparroll.attention.decode import paged, paged_reference
+from sparroll.attention.decode.workspace import PEAK_UNITS
 from sparroll.attention.selectors import PageMean, QuantizedMean, Quest, Remainder, Selector
 from sparroll.engines.vllm import compat
 from sparroll.engines.vllm.attention.pages import HeadPages
@@ -251,6 +252,13 @@ def test_a_decode_step_is_the_references(
         query_RHGD, keys_PBHD, values_PBHD, table, unit_ids, contexts, budgets, selector, D**-0.5, expected,
         index_PSHW=index.rows_PSHW, groups_PSHV=None if groups is None else groups.rows_PSHW,
     )  # fmt: skip
+    if work.peaks_RHK is not None and not dense:
+        held_RHU = scores[2:3].masked_fill(
+            torch.arange(scores.shape[2]) * selector.unit_tokens >= CONTEXTS[2], -torch.inf
+        )
+        peaks_RHK = paged_reference.peaks_of(held_RHU)
+        there = -(-CONTEXTS[2] // (selector.unit_tokens * PEAK_UNITS))
+        assert torch.equal(work.peaks_RHK[2:3, :, :there], peaks_RHK[..., :there])
     torch.testing.assert_close(output.unflatten(1, (H, G)), expected, atol=1e-5, rtol=1e-5)
     assert (output[3] == 0).all()
     if dense:

@@ -65,7 +65,7 @@ def test_a_sparse_layer_takes_what_it_took_on_the_gpu(script: ModuleType, h200: 
 
 
 def test_the_kernels_of_an_older_record_took_longer_at_other_contexts_as_well() -> None:
-    """Up to 13 %: its choice and its attention were slower kernels."""
+    """Plans are up to 13 % below it: its choice and its attention were slower kernels."""
     rows = json.loads((RECORDS / "kernels-h200.json").read_text())["results"]["rows"]
     layers = [row for row in rows if row["kernel"] == "sparse layer" and row["context_tokens"].isdecimal()]
     assert len(layers) == 6
@@ -76,7 +76,7 @@ def test_the_kernels_of_an_older_record_took_longer_at_other_contexts_as_well() 
         step = plan("Qwen3-1.7B", schedule, hardware="H200", lengths=context, batch=32).kernels
         assert step is not None
         per_layer = (step.sparse.kv_seconds + step.sparse.index_seconds) / 28
-        assert 0.86 < per_layer / took < 1
+        assert 0.87 < per_layer / took < 1
 
 
 def test_whole_decode_steps_take_the_kernels_and_about_a_millisecond_more() -> None:
@@ -108,7 +108,7 @@ def test_small_pages_cost_time_at_the_same_budget() -> None:
     means, four, two = steps.values()
     assert four[0] - means[0] == pytest.approx(7.9e-6, rel=0.15)
     assert two[0] - means[0] == pytest.approx(35.6e-6, rel=0.15)
-    assert abs(four[1] - means[1]) < 3e-6 and abs(two[1] - means[1]) < 7e-6
+    assert abs(four[1] - means[1]) < 3e-6 and abs(two[1] - means[1]) < 4e-6
 
 
 def test_a_line_and_a_choice_by_hand() -> None:

@@ -8,8 +8,8 @@ One program does it for one head, in the first of three ways that suits:
    that k lanes reach: at least k scores do, and with some times more lanes than k hardly more. The units that reach it
    are listed, and the search goes on among them. Where the kernel that scores left the best score of every eight
    neighbours, their peak, these are the lanes, and only scores under peaks that reach the number are loaded. Where many
-   are wanted, or neighbours are so alike that candidates become too many, all are loaded, as without peaks. There they
-   are loaded once and stay in registers, where they fit.
+   are wanted, or neighbours are so alike that candidates become too many, all scores are loaded. Without peaks all are,
+   too: once, and they stay in registers, where they fit.
 3. Large budgets, and more candidates than there is room for, as among equal scores, are left to triton_large_choice.py.
 
 All are exact. The way follows each request's own length and budget, which lie on the device, so one CUDA graph holds
@@ -53,8 +53,8 @@ class ChoiceLayout:
 
     warps: int = 8
     lanes: int = 2048
-    """Up to so many units, or candidates, there is a lane for each; up to twice as many where no request can have more
-    units."""
+    """Up to so many units, or candidates, there is a lane for each; up to twice as many units where no request can have
+    more, and where there are peaks."""
     rows: int = 8
     """Scores that a thread holds at a time while it makes candidates, in fours; 4 or more."""
 
@@ -78,7 +78,7 @@ class ChoiceLayout:
 
     def options(self, units: int, peaked: bool = False) -> dict[str, int]:
         """How it is launched: with as few registers as let four programs of 8 warps fit on a multiprocessor, three with
-        twice the lanes or with peaks, or two that make candidates of all scores."""
+        twice the lanes or with peaks, or two that hold all scores to make candidates."""
         few = 80 if peaked or units <= 2 * self.lanes else min(1024 // self.warps, 248)
         registers = 64 if units <= self.lanes else few
         return {"num_warps": self.warps, "maxnreg": registers}
@@ -198,8 +198,13 @@ def _choose(
     elif wanted > 0:
         if MANY:
             ROOM: tl.constexpr = 2 * LANES if PEAK_LANES > 0 else LANES
-            FEW: tl.constexpr = 2 * LANES if PEAK_LANES > 0 else 0
-            if units <= FEW:
+            if PEAK_LANES == 0:
+                _choose_of_many(
+                    scores_row, peaks, ids_row, pages_row, table_row,
+                    candidates + (request * tl.num_programs(0) + head) * ROOM, units, wanted, UNITS_PER_BLOCK, LANES,
+                    ROWS, QUADS, LOADED, WITH_PAGES, COMPILED, PEAK_LANES,
+                )  # fmt: skip
+            elif units <= 2 * LANES:
                 _choose_of_few(
                     scores_row, ids_row, pages_row, table_row, units, wanted, UNITS_PER_BLOCK, 2 * LANES, LOADED,
                     WITH_PAGES, COMPILED,
@@ -292,8 +297,10 @@ def _choose_of_many(
         # None are made where they would take up more than half of the lanes, of either kind.
         count = tl.full([], LANES + 1, tl.int32)
         if PEAK_LANES > 0:
+            # As many as candidates of all scores, from two lanes for each quad, can be made for.
+            MOST: tl.constexpr = LANES // 2 if LANES // 2 < 4 * QUADS else 4 * QUADS
             # A number that most peaks reach would be reached by too many units.
-            if (wanted <= LANES // 2) & (16 * wanted <= units):
+            if (wanted <= MOST) & (16 * wanted <= units):
                 FEWER: tl.constexpr = PEAK_LANES if PEAK_LANES < LANES else LANES
                 if units <= FEWER * PEAK:
                     count, low, finite = _candidates_under_peaks(
@@ -303,7 +310,7 @@ def _choose_of_many(
                     count, low, finite = _candidates_under_peaks(
                         scores_row, peaks_row, listed_row, units, wanted, QUADS, LANES, PEAK_LANES, COMPILED
                     )
-            if (wanted <= LANES // 2) & (count > LANES):
+            if (wanted <= MOST) & (count > LANES):
                 # Lists begin anew.
                 tl.debug_barrier()
                 count, low, finite = _make_candidates(
