@@ -147,7 +147,7 @@ def test_the_ways_that_peaks_leave_open(
 
     scores = torch.rand(1, 1, 1000, generator=torch.Generator().manual_seed(0))
     if alike:
-        # Below half of the peaks there are only the best.
+        # Every second group of eight is better than all the others.
         scores += torch.arange(1000) // 8 % 2
     for way, name in WAYS.items():
         with monkeypatch.context() as patched:

@@ -44,7 +44,7 @@ from sparroll.attention.selectors.base import Selector
 LEAST_LANES = 256
 PEAK = tl.constexpr(PEAK_UNITS)
 PEAK_ROWS = tl.constexpr(4)
-"""Scores under peaks that a thread holds at a time, in fours."""
+"""Scores that a thread holds at a time where there are peaks, in fours."""
 
 
 @dataclass(frozen=True)
@@ -314,7 +314,7 @@ def _choose_of_many(
                 # Lists begin anew.
                 tl.debug_barrier()
                 count, low, finite = _make_candidates(
-                    scores_row, listed_row, units, wanted, 4, 2, QUADS, LANES, False, LOADED, COMPILED
+                    scores_row, listed_row, units, wanted, PEAK_ROWS, 2, QUADS, LANES, False, LOADED, COMPILED
                 )
         elif wanted <= LANES // 2:
             if units <= CHUNK:
