@@ -263,10 +263,10 @@ class Judge:
         return torch.cat([score.logp for score in scores]).double().cpu()
 
 
-def load(dtype: torch.dtype) -> PreTrainedModel:
-    """The tiny model on the GPU, its weights rounded to the engine's precision."""
+def load(dtype: torch.dtype, model: str = MODEL) -> PreTrainedModel:
+    """The tiny model, or one of a folder, on the GPU, its weights rounded to the engine's precision."""
     dtype = torch.float32 if DRY else dtype
-    return AutoModelForCausalLM.from_pretrained(resolve(MODEL), dtype=dtype).to(DEVICE).eval()
+    return AutoModelForCausalLM.from_pretrained(resolve(model), dtype=dtype).to(DEVICE).eval()
 
 
 def put_back(engine: Any, schedule: Schedule) -> None:

@@ -141,6 +141,13 @@ def assert_indexed(layer: SimpleNamespace, slots: Tensor) -> None:
     torch.testing.assert_close(found, expected, atol=1e-3, rtol=2**-7)
 
 
+def assert_peaks(found_RHK: Tensor, scores_RHU: Tensor, context: int, selector: Selector) -> None:
+    past_U = torch.arange(scores_RHU.shape[2]) * selector.unit_tokens >= context
+    expected_RHK = paged_reference.peaks_of(scores_RHU.masked_fill(past_U, -torch.inf))
+    there = -(-context // (selector.unit_tokens * PEAK_UNITS))
+    assert torch.equal(found_RHK[..., :there], expected_RHK[..., :there])
+
+
 def workspace(monkeypatch: pytest.MonkeyPatch, backend: Any, selector: Selector, units: int = M) -> Any:
     """That of an engine with three layers."""
     work = backend.Workspace.allocate(R, H, G, D, units, torch.float32, selector, 3, torch.device("cpu"))
@@ -253,12 +260,7 @@ def test_a_decode_step_is_the_references(
         index_PSHW=index.rows_PSHW, groups_PSHV=None if groups is None else groups.rows_PSHW,
     )  # fmt: skip
     if work.peaks_RHK is not None and not dense:
-        held_RHU = scores[2:3].masked_fill(
-            torch.arange(scores.shape[2]) * selector.unit_tokens >= CONTEXTS[2], -torch.inf
-        )
-        peaks_RHK = paged_reference.peaks_of(held_RHU)
-        there = -(-CONTEXTS[2] // (selector.unit_tokens * PEAK_UNITS))
-        assert torch.equal(work.peaks_RHK[2:3, :, :there], peaks_RHK[..., :there])
+        assert_peaks(work.peaks_RHK[2:3], scores[2:3], CONTEXTS[2], selector)
     torch.testing.assert_close(output.unflatten(1, (H, G)), expected, atol=1e-5, rtol=1e-5)
     assert (output[3] == 0).all()
     if dense:

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 import vllm_gpu
 from sparroll.attention.selectors import QuantizedMean, Remainder
@@ -383,9 +383,7 @@ class TestPeaks:
         if not DRY:
             assert cuda_backend._workspace is not None and cuda_backend._workspace.peaks_RHK is not None
         rollouts = far.generate(prompts(LONG_LENGTHS, 1), n=2, max_new_tokens=60, seed=5, stop_ids=[])
-        dtype = torch.float32 if DRY else torch.bfloat16
-        judge = Judge(AutoModelForCausalLM.from_pretrained(far_model, dtype=dtype).to(vllm_gpu.DEVICE).eval())
-        errors = judge.errors(rollouts, LONG, None)
+        errors = Judge(vllm_gpu.load(torch.bfloat16, far_model)).errors(rollouts, LONG, None)
         note("bf16, contexts of 3,000 to 8,000 tokens, peaks", **dataclasses.asdict(errors))
         errors.check()
 
