@@ -55,6 +55,7 @@ from sparroll.control.length_bins import Budget, LengthBins
 from sparroll.control.tail_window import TailWindow
 from sparroll.control.watcher import Decision, StepEvidence
 from sparroll.draft_check import DraftCheck
+from sparroll.errors import UserError
 from sparroll.layer_groups import LayerGroups
 from sparroll.mismatch import TailStatistics
 from sparroll.mismatch.table import TailRow
@@ -275,6 +276,13 @@ class Controller:
         return {"bins": [dataclasses.asdict(state) for state in self.states]} | self.window.state()
 
     def restore(self, state: dict[str, Any]) -> None:
+        """Raises UserError where the state is of another number of bins, which is one of another longest context."""
+        if len(state["bins"]) != self.bins.count:
+            raise UserError(
+                f"the checkpoint's controller has budgets for {len(state['bins'])} length bins of {self.bins.bin_tokens} "
+                f"tokens, and contexts of up to {self.bins.longest_context_tokens} tokens have {self.bins.count}",
+                "resume with the longest prompt and response of the run that wrote it, or start a new run from its weights",
+            )
         self.states = [BinState(**each) for each in state["bins"]]
         self.window.restore({name: value for name, value in state.items() if name != "bins"})
 
@@ -421,6 +429,6 @@ class Controller:
 
     def _report(self, statistics: TailStatistics) -> StepReport:
         """The budgets under which this step's rollouts were sampled, in the bins that they reached."""
-        places = [start // self.bins.bin_tokens for start in statistics.starts]
+        places = [min(start // self.bins.bin_tokens, self.bins.count - 1) for start in statistics.starts]
         largest = {p: max(self._of_groups(p, self.states[p].budget)) for p in places}
         return {f"controller/budget_tokens/{self.bins.name(p)}": float(budget) for p, budget in largest.items()}

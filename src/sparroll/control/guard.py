@@ -2,7 +2,7 @@
 its limit (impossible_limit.py), or where the control group shows that sparse rollouts surely get less reward
 (reward_gap.py). Noise alone should almost never raise one.
 
-Evidence is pooled per length bin over the last `window_steps` steps under one schedule. A bin with fewer than
+Evidence is pooled per length bin over the last `window_steps` measured steps under one schedule. A bin with fewer than
 `least_tokens` tokens or 8 rollouts in this window is not tested alone but merged with its neighbours until they have as
 many together (see TailWindow.groups). Where even all bins together have fewer, nothing can be tested, and an event says
 so. An alarm is raised where the upper confidence bound of the 5th percentile of a bin, or of merged bins, is under the

@@ -56,11 +56,12 @@ class ImpossibleLimit:
         return ImpossibleLimit(target["nats"], float(target["at_most"]))
 
     def check_counted(self, tail: TailStatistics, who: str) -> None:
-        """Raise UserError where rollouts were measured without the log-probabilities that the share is counted from. It
-        would look like a share of 0."""
-        if tail.tokens and not tail.impossible.tokens:
+        """Raise UserError where rollouts were measured without the log-probabilities that the share is counted from. They
+        would look like rollouts without an impossible token."""
+        if tail.impossible.tokens < tail.tokens:
             raise UserError(
-                f"{who} is to hold a share of impossible tokens, and this step's statistics counted none",
+                f"{who} is to hold a share of impossible tokens, and this step's statistics counted them among "
+                f"{tail.impossible.tokens} of {tail.tokens} tokens",
                 "give TailStatistics.add the off_nats_T of each rollout (mismatch.of_rollouts.off_nats_of)",
             )
 

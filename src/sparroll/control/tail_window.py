@@ -23,8 +23,8 @@ Packed = dict[str, Tensor]
 
 
 class TailWindow:
-    """The last `steps` steps. Rollout ids must differ between steps, or the bootstrap would take two rollouts for
-    one."""
+    """The last `steps` steps in which something was measured. Rollout ids must differ between steps, or the bootstrap would
+    take two rollouts for one."""
 
     def __init__(self, steps: int):
         self.steps = steps

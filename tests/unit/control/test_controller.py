@@ -14,6 +14,7 @@ from sparroll.attention.selectors import PageMean
 from sparroll.control.controller import Controller, Rules
 from sparroll.control.length_bins import LengthBins
 from sparroll.control.tail_window import TailWindow
+from sparroll.errors import UserError
 from sparroll.schedule import Schedule, Step
 from sparroll.train import load_config
 from sparroll.train.schedules import make_controller
@@ -34,6 +35,19 @@ def shown(one: Controller, tails: list[dict[int, float]], first: int = 1) -> lis
         one.watch(evidence(step, measured(step, each)))
         budgets.append(one.budgets)
     return budgets
+
+
+def test_a_longer_context_than_the_longest_is_reported_in_the_last_bin() -> None:
+    report = controller().watch(evidence(1, measured(1, {3: 0.9, 5: 0.9}))).report
+    budgets = {name: value for name, value in report.items() if "budget_tokens" in name}
+    assert budgets == {"controller/budget_tokens/6k-8k": 512}
+
+
+@pytest.mark.parametrize("longest", [6000, 16_000])
+def test_a_state_of_another_longest_context_is_refused(longest: int) -> None:
+    wrote = controller()
+    with pytest.raises(UserError, match=f"budgets for 4 length bins .* up to {longest} tokens have {longest // 2000}"):
+        controller([512] * (longest // 2000), bins=LengthBins(BIN, longest, PageMean())).restore(wrote.state())
 
 
 # -- raising ---------------------------------------------------------------------------------------------------------------

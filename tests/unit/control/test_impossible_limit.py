@@ -149,7 +149,7 @@ def test_an_alarm_that_no_schedule_could_avoid_says_so() -> None:
 def test_statistics_that_counted_none_are_refused_and_not_taken_for_zero() -> None:
     bare = TailStatistics(bin_tokens=BIN, replicates=20)
     bare.add(torch.ones(5), torch.arange(5), 0)
-    with pytest.raises(UserError, match=r"(?s)the guard is to hold a share .* counted none.*off_nats_of"):
+    with pytest.raises(UserError, match=r"(?s)the guard is to hold a share .* among 0 of .*off_nats_of"):
         guard().watch(evidence(1, bare, LOOSE))
     with pytest.raises(UserError, match="the controller is to hold a share"):
         controller().watch(evidence(1, bare, LOOSE))
