@@ -78,6 +78,8 @@ class CommonSettings(ABC):
         config = self.config.model_dump(mode="json")
         table = {name: config[name] for name in ("attention", "check", "control", "guard", "correction", "mismatch")}
         rollout = self.config.rollout
+        if rollout.temperature != 1.0:
+            table["temperature"] = rollout.temperature
         if rollout.control_share:
             group = (rollout.control_share, rollout.control_share_first, rollout.control_first_steps)
             table["control_group"] = dict(zip(("share", "share_first", "first_steps"), group, strict=True))

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
+from sparroll.control.controller import Controller
 from sparroll.control.guard import Guard
 from sparroll.control.watcher import Stateful, StepEvidence, Watcher, refuse_two_hands, restore_all, states_of
+from sparroll.engines.vllm.rescoring import RescoringCounts
 from sparroll.errors import UserError
 from sparroll.integrations.measured import EngineStep, checked_report, ran_report, rescoring_report
 from sparroll.integrations.settings import CommonSettings
@@ -44,6 +46,8 @@ class WatchedSteps:
         self.stopped = ""
         """Why the run is to end; empty while it may go on."""
         self._settings = settings
+        self._unmeasured_steps = 0
+        """Sparse steps since the last one in which a token was measured."""
         config = settings.config
         self._group: ControlGroup | None = None
         self._group_ceiling = ControlCeiling(config.mismatch.ceiling_prompts)
@@ -93,7 +97,7 @@ class WatchedSteps:
         pairs = None if self.control_group is None else self.control_group.pairs()
         dense = self.schedule is None
         evidence = StepEvidence(number, self.schedule, dense, tail or nothing, dict(report), pairs=pairs)
-        watched = WatchedStep(report)
+        watched = WatchedStep(report, self._unmeasured(steps, tail is None and not dense))
         for watcher in self.watchers:
             sees = watcher.name == "empty_steps" or (watcher.name == "guard" and pairs is not None)
             if tail is None and not sees:
@@ -109,6 +113,24 @@ class WatchedSteps:
                 self.schedule = decision.schedule
         watched.stopped = self.stopped
         return watched
+
+    def _unmeasured(self, steps: Sequence[EngineStep], is_so: bool) -> list[str]:
+        """Say, once in a whole window, that watchers cannot decide because no step measured anything. is_so: whether this
+        step is sparse and did not."""
+        self._unmeasured_steps = self._unmeasured_steps + 1 if is_so else 0
+        waiting = [each for each in self.watchers if isinstance(each, Controller) or _tests_tail(each)]
+        window = min((each.window.steps for each in waiting), default=0)
+        if not window or not self._unmeasured_steps or self._unmeasured_steps % window:
+            return []
+        counts = RescoringCounts()
+        for each in steps:
+            counts.add(each.counts)
+        who = " and ".join(f"the {each.name}" for each in waiting)
+        return [
+            f"{who} had nothing to decide by in the last {self._unmeasured_steps} steps, because no rollout was measured: "
+            f"of the {counts.held} that ended in this one, {counts.aborted} were aborted, {counts.not_chosen} were not "
+            f"chosen, and around {counts.weights_changed + counts.schedule_changed} the weights or the schedule changed"
+        ]
 
     def _take_ceiling(self, number: int, states: list[State]) -> None:
         """The dense ceiling that came with a step: of the control group, pooled with that of steps before where it is
@@ -147,6 +169,7 @@ class WatchedSteps:
             "schedule": None if self.schedule is None else self.schedule.inline(),
             "ceiling": dict(self.ceiling),
             "stopped": self.stopped,
+            "unmeasured_steps": self._unmeasured_steps,
             "watchers": states_of(self._stateful),
         }
 
@@ -162,4 +185,9 @@ class WatchedSteps:
         # It was checked, or forced, when the run began.
         self.schedule = None if inline is None else Schedule.load(inline, force=True)
         self.ceiling, self.stopped = dict(state["ceiling"]), str(state["stopped"])
+        self._unmeasured_steps = int(state.get("unmeasured_steps", 0))
         restore_all(self._stateful, state["watchers"])
+
+
+def _tests_tail(watcher: Watcher) -> TypeGuard[Guard]:
+    return isinstance(watcher, Guard) and watcher.action != "off" and watcher.has_target

@@ -31,7 +31,8 @@ WRITES = ("rollout_is_weights", "response_mask", "loss_mask")
 @dataclass(frozen=True)
 class CorrectedFields:
     nested: dict[str, Tensor]
-    """By the names of WRITES; rows as long as those of the batch."""
+    """By the names of WRITES, and `old_log_probs` where a token has dense probability 0; rows as long as those of the
+    batch."""
     report: StepReport
     """`correction/...`, `mismatch/kl_sparse_to_dense` and `policy/...`, by the names of our own loop."""
 
@@ -78,13 +79,17 @@ def corrected_fields(
     }
     counted_BT = never_empty(kept_BT, mask_BT, updates).to(padded["response_mask"].dtype)
     weights_BT = corrected.weights_BT * kept_BT
-    columns = {"rollout_is_weights": weights_BT, "response_mask": counted_BT, "loss_mask": counted_BT}
-    return CorrectedFields({name: _nested(columns[name], lengths_B) for name in WRITES}, report)
+    # A token with dense probability 0 (-inf) counts, and moves nothing: a loss with its ratio would be NaN.
+    moves_BT = torch.isfinite(padded["old_log_probs"])
+    columns = {"rollout_is_weights": weights_BT, "response_mask": counted_BT * moves_BT, "loss_mask": counted_BT}
+    if not moves_BT.all():
+        columns["old_log_probs"] = padded["old_log_probs"].masked_fill(~moves_BT, 0.0)
+    return CorrectedFields({name: _nested(column, lengths_B) for name, column in columns.items()}, report)
 
 
 def _apart(padded: dict[str, Tensor], mask_BT: Tensor, stale_BT: Tensor) -> StepReport:
     """The distance between the policies where the weights are the same, and where they are not, which is both."""
-    report: StepReport = {"staleness/token_share": float((mask_BT & stale_BT).sum() / mask_BT.sum())}
+    report: StepReport = {"staleness/token_share": float((mask_BT & stale_BT).sum() / mask_BT.sum().clamp(min=1))}
     for name, chosen_BT in ((SPARSE, mask_BT & ~stale_BT), ("staleness/kl_sampler_to_dense", mask_BT & stale_BT)):
         distance = distance_report(padded["old_log_probs"][chosen_BT], padded["rollout_log_probs"][chosen_BT])
         if distance:

@@ -49,9 +49,14 @@ class Steps(WatchedSteps):
 
 
 def average(reports: Sequence[StepReport]) -> StepReport:
-    """One report of several updates between two weight syncs: sums of what is counted in `policy/`, means of the rest."""
+    """One report of several updates between two weight syncs: sums of what is counted in `policy/`, the largest of
+    what is a maximum, and means of the rest."""
     names = dict.fromkeys(name for report in reports for name in report)
     found = {name: [report[name] for report in reports if name in report] for name in names}
-    return {
-        name: sum(values) if name.startswith("policy/") else sum(values) / len(values) for name, values in found.items()
-    }
+    return {name: _together(name, values) for name, values in found.items()}
+
+
+def _together(name: str, values: Sequence[float]) -> float:
+    if name.startswith("policy/"):
+        return sum(values)
+    return max(values) if name.removesuffix("_before").endswith("_max") else sum(values) / len(values)

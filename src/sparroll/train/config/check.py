@@ -106,7 +106,8 @@ def _refuse_unknown(config: type[Section], name: str, kind: type[BaseModel], key
             f'set {name}.{tag} = "{owners[0]}", or leave {field} out; --set {name}={_name(kind)} starts [{name}] anew',
         )
     if kind.model_config.get("extra") != "allow":
-        raise UserError(f"unknown key {field}", _hint(config, name, key) or nearest(key, keys_of(kind)))
+        way = _hint(config, name, key) or _in_another_section(config, key) or nearest(key, keys_of(kind))
+        raise UserError(f"unknown key {field}", way)
 
 
 def _missing(where: str, kind: type[BaseModel], key: str) -> UserError:
@@ -128,6 +129,16 @@ def _hint(config: type[Section], name: str, key: str | None = None) -> str | Non
     if key is None or any(key in keys_of(kind) for kind in kinds):
         return "leave it out; only `sparroll train` has it: an adapter alone has no rewards and no policy update"
     return None
+
+
+def _in_another_section(config: type[Section], key: str) -> str | None:
+    """A hint for a key that other sections have."""
+    found = [
+        f"{name}.{key}"
+        for name, field in config.model_fields.items()
+        if any(key in keys_of(kind) for kind in kinds_of(field))
+    ]
+    return f"did you mean {' or '.join(found)}?" if found else None
 
 
 def _kinds_hint(config: type[Section], name: str) -> str:

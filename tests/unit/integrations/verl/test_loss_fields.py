@@ -65,6 +65,19 @@ def test_the_fields_give_our_own_loss_and_our_own_metrics(name: str, control: li
     )
 
 
+def test_a_token_with_dense_probability_0_counts_and_moves_nothing() -> None:
+    fields, *_ = world()
+    rows = [row.clone() for row in fields["old_log_probs"].unbind()]
+    rows[1][2] = -torch.inf
+    without = corrected_fields(correction("none"), fields, [[0, 1, 2, 3]]).nested
+    assert "old_log_probs" not in without
+    found = corrected_fields(correction("none"), {**fields, "old_log_probs": nested(rows)}, [[0, 1, 2, 3]]).nested
+    moves, counts = (found[name].unbind()[1].tolist() for name in ("response_mask", "loss_mask"))
+    assert moves == [1, 1, 0, 1, 1, 1, 1, 1, 1] and counts == [1] * 9
+    rows[1][2] = 0.0
+    assert all(map(torch.equal, found["old_log_probs"].unbind(), rows))
+
+
 def test_an_update_without_a_kept_token_keeps_one_of_weight_zero() -> None:
     fields, *_ = world()
     far = {**fields, "old_log_probs": nested([row - 9 for row in fields["rollout_log_probs"].unbind()])}

@@ -81,6 +81,39 @@ def test_a_step_without_a_measured_token_decides_nothing_about_the_tail() -> Non
     assert not decided.stopped and not any(name.startswith("mismatch/acceptance") for name in decided.report)
 
 
+def aborted(step: int) -> EngineStep:
+    return dataclasses.replace(replica(step, range(0), LOW), counts=RescoringCounts(held=64, aborted=64))
+
+
+@pytest.mark.parametrize(
+    ("table", "who"),
+    [
+        ({"guard": {"at_least": 0.8, "action": "stop", "window_steps": 3}}, "the guard"),
+        ({"control": {"by": "controller", "target": 0.8, "window_steps": 3}}, "the guard and the controller"),
+        ({"guard": {"action": "off"}}, None),
+    ],
+)
+def test_a_window_of_sparse_steps_without_a_measured_token_is_said(
+    table: dict[str, Any], who: str | None, tmp_path: Path
+) -> None:
+    made = settings(**table)
+    steps = Steps(made)
+    said = [steps.complete(step, [aborted(step)], POLICY).events for step in (1, 2)]
+    # A resumed run goes on counting.
+    saved_state.write(tmp_path, steps.state())
+    steps = Steps(made)
+    steps.restore(saved_state.read(tmp_path, "a hint"))
+    said += [steps.complete(step, [aborted(step)], POLICY).events for step in (3, 4, 5)]
+    said.append(steps.complete(6, [replica(6, range(16), HIGH)], POLICY).events)
+    said += [steps.complete(step, [aborted(step)], POLICY).events for step in (7, 8, 9)]
+    assert [any("no rollout was measured" in line for line in each) for each in said] == [
+        who is not None and number in (3, 9) for number in range(1, 10)
+    ]
+    if who is not None:
+        assert f"{who} had nothing to decide by in the last 3 steps" in "".join(said[2])
+        assert "of the 64 that ended in this one, 64 were aborted" in "".join(said[2])
+
+
 def test_steps_in_which_the_correction_drops_everything_end_the_run() -> None:
     steps = Steps(settings(guard={"at_least": 0.8, "empty_steps": 2}))
     empty = POLICY | {"policy/kept_tokens": 0.0, "policy/trained_tokens": 0.0}
@@ -135,6 +168,8 @@ def test_reports_of_several_updates_are_averaged_and_what_is_counted_added() -> 
     reports = [{"policy/kept_tokens": 2.0, "correction/weight_mean": 1.0}, {"policy/kept_tokens": 3.0}]
     assert average(reports) == {"policy/kept_tokens": 5.0, "correction/weight_mean": 1.0}
     assert average([]) == {}
+    largest = [{"correction/weight_max": 2.0, "correction/weight_max_before": 9.0}, {"correction/weight_max": 8.0}]
+    assert average(largest) == {"correction/weight_max": 8.0, "correction/weight_max_before": 9.0}
     assert [share_of_engine(32, 3), share_of_engine(None, 3)] == [11, None]
 
 
