@@ -97,7 +97,7 @@ class WatchedSteps:
         pairs = None if self.control_group is None else self.control_group.pairs()
         dense = self.schedule is None
         evidence = StepEvidence(number, self.schedule, dense, tail or nothing, dict(report), pairs=pairs)
-        watched = WatchedStep(report, self._unmeasured(steps, tail is None and not dense))
+        watched = WatchedStep(report, self._say_blind(steps, measured=dense or tail is not None))
         for watcher in self.watchers:
             sees = watcher.name == "empty_steps" or (watcher.name == "guard" and pairs is not None)
             if tail is None and not sees:
@@ -114,13 +114,13 @@ class WatchedSteps:
         watched.stopped = self.stopped
         return watched
 
-    def _unmeasured(self, steps: Sequence[EngineStep], is_so: bool) -> list[str]:
-        """Say, once in a whole window, that watchers cannot decide because no step measured anything. is_so: whether this
-        step is sparse and did not."""
-        self._unmeasured_steps = self._unmeasured_steps + 1 if is_so else 0
+    def _say_blind(self, steps: Sequence[EngineStep], measured: bool) -> list[str]:
+        """Say, once in each window of steps in which nothing was measured, that the watchers of the tail decide nothing.
+        measured: whether this step's tail was, or needed not to be, since its rollouts were dense."""
+        self._unmeasured_steps = 0 if measured else self._unmeasured_steps + 1
         waiting = [each for each in self.watchers if isinstance(each, Controller) or _tests_tail(each)]
         window = min((each.window.steps for each in waiting), default=0)
-        if not window or not self._unmeasured_steps or self._unmeasured_steps % window:
+        if measured or not window or self._unmeasured_steps % window:
             return []
         counts = RescoringCounts()
         for each in steps:
