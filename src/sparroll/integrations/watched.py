@@ -11,7 +11,6 @@ from typing import Any, TypeGuard
 from sparroll.control.controller import Controller
 from sparroll.control.guard import Guard
 from sparroll.control.watcher import Stateful, StepEvidence, Watcher, refuse_two_hands, restore_all, states_of
-from sparroll.engines.vllm.rescoring import RescoringCounts
 from sparroll.errors import UserError
 from sparroll.integrations.measured import EngineStep, checked_report, ran_report, rescoring_report
 from sparroll.integrations.settings import CommonSettings
@@ -97,7 +96,7 @@ class WatchedSteps:
         pairs = None if self.control_group is None else self.control_group.pairs()
         dense = self.schedule is None
         evidence = StepEvidence(number, self.schedule, dense, tail or nothing, dict(report), pairs=pairs)
-        watched = WatchedStep(report, self._say_blind(steps, measured=dense or tail is not None))
+        watched = WatchedStep(report, self._say_blind(report, measured=dense or tail is not None))
         for watcher in self.watchers:
             sees = watcher.name == "empty_steps" or (watcher.name == "guard" and pairs is not None)
             if tail is None and not sees:
@@ -114,7 +113,7 @@ class WatchedSteps:
         watched.stopped = self.stopped
         return watched
 
-    def _say_blind(self, steps: Sequence[EngineStep], measured: bool) -> list[str]:
+    def _say_blind(self, report: StepReport, measured: bool) -> list[str]:
         """Say, once in each window of steps in which nothing was measured, that the watchers of the tail decide nothing.
         measured: whether this step's tail was, or needed not to be, since its rollouts were dense."""
         self._unmeasured_steps = 0 if measured else self._unmeasured_steps + 1
@@ -122,14 +121,13 @@ class WatchedSteps:
         window = min((each.window.steps for each in waiting), default=0)
         if measured or not window or self._unmeasured_steps % window:
             return []
-        counts = RescoringCounts()
-        for each in steps:
-            counts.add(each.counts)
+        names = ("held", "aborted", "not_chosen", "weights_changed", "schedule_changed")
+        held, aborted, not_chosen, *changed = (int(report[f"rescoring/{name}"]) for name in names)
         who = " and ".join(f"the {each.name}" for each in waiting)
         return [
             f"{who} had nothing to decide by in the last {self._unmeasured_steps} steps, because no rollout was measured: "
-            f"of the {counts.held} that ended in this one, {counts.aborted} were aborted, {counts.not_chosen} were not "
-            f"chosen, and around {counts.weights_changed + counts.schedule_changed} the weights or the schedule changed"
+            f"of the {held} that ended in this one, {aborted} were aborted, {not_chosen} were not chosen, and around "
+            f"{sum(changed)} the weights or the schedule changed"
         ]
 
     def _take_ceiling(self, number: int, states: list[State]) -> None:
