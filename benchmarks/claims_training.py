@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
+import published_corrections
 import render_control
 from claim_words import Claims, Figures, bare, down, up
 from record_tables import RESULTS, results
@@ -43,6 +44,17 @@ def tails_apart() -> Figures:
         "pages_tail": bare(down(pages["q05"]["mean"], 3)),
         "gained": bare(down(pages["accuracy_change"]["mean"], 3)),
     }
+
+
+def old_and_sparse() -> Figures:
+    """The acceptance that age and sparsity take together, of the sum of what each takes alone."""
+    parts = {}
+    for name, hardware in (("tiny", "cpu"), ("study", "h100")):
+        record = results(f"claims-staleness-{hardware}", "claims-staleness")
+        together = published_corrections.staleness_adds([record])[0].estimate
+        assert together is not None, f"{name}: a record that was cut"
+        parts[name] = bare(rounded_down(together.value, 2))
+    return parts
 
 
 def sixty_steps() -> Figures:
