@@ -152,6 +152,8 @@ def test_measuring_refuses_bad_settings_before_the_model_is_loaded(
         ("--check-windows 64 --estimator exact", "the estimator exact has none", "top_k_lower"),
         ("--gpu H100", "--gpu has no effect where no times are compared", "leave it out"),
         ("--verify-bound lower", "unknown --verify-bound 'lower'", "low"),
+        ("--budget 100", "kv_budget_tokens must be a multiple of page_tokens (16), got 100", "112"),
+        ("--also-selector page_mean", "a selector is named twice", "name each selector once"),
         (
             "--verify-rounds 0 --verify-bound value",
             "--verify-bound has no effect with --verify-rounds 0",

@@ -226,7 +226,7 @@ def _check_asked(
     check_request(wanted.target, len(study.prompts), settings.samples, settings.max_new_tokens, **_least(wanted))
     check_limit(wanted, limits, bool(checks), layer_groups, settings.estimator, len(selectors))
     check_sampled(wanted.target, settings)
-    _check_selectors(selectors, budgets)
+    check_selectors(selectors, budgets)
     if wanted.bounds.over_2_nats_at_most is not None and not checks:
         raise UserError("a bound on tokens more than 2 nats off needs checked drafts", "give checks to choose among")
 
@@ -337,7 +337,8 @@ def _sweeps(
     return sweeps
 
 
-def _check_selectors(selectors: Sequence[Selector], budgets: Sequence[int]) -> None:
+def check_selectors(selectors: Sequence[Selector], budgets: Sequence[int]) -> None:
+    """Raise UserError for a budget that one of the selectors cannot read, and for a selector that is there twice."""
     for selector in selectors:
         for budget in budgets:
             check_budget(budget, selector)

@@ -31,7 +31,7 @@ class OutOfReach(UserError):
 def check_target(target: Target) -> None:
     """Raise UserError for a percentile that is none. A limit checks itself."""
     if isinstance(target, (int, float)) and not 0 < target < 1:
-        raise UserError(f"the target must lie between 0 and 1, got {target}")
+        raise UserError(f"the target must be above 0 and below 1, got {target}")
 
 
 def check_sampled(target: Target, settings: MeasureSettings) -> None:

@@ -42,7 +42,7 @@ class ImpossibleLimit:
     def __post_init__(self) -> None:
         check_nats(self.nats)
         if not 0 < self.at_most < 1:
-            raise UserError(f"the largest share of impossible tokens must lie between 0 and 1, got {self.at_most}")
+            raise UserError(f"the largest share of impossible tokens must be above 0 and below 1, got {self.at_most}")
 
     def table(self) -> dict[str, Any]:
         """The target of a schedule that holds it."""

@@ -111,8 +111,8 @@ def per_token(ratio: LogRatio) -> Tensor:
 
 
 def per_sequence(ratio: LogRatio) -> Tensor:
-    """The product of a rollout's ratios. Log ratios are summed in fp64, because there are thousands of tokens and the
-    ends of an interval must be met exactly."""
+    """The product of a rollout's ratios. Log ratios are summed in fp64, because there are thousands of tokens; the ends of
+    an interval are met as exactly as the log-probabilities themselves are known."""
     return ratio.values_BT.sum(dim=1, keepdim=True, dtype=torch.float64)
 
 

@@ -67,7 +67,9 @@ def interval(
 
     If no token of the data lies beyond an end, that end is 0 or 1. For the lower end of a 5th percentile this happens
     with fewer than about 72 tokens. With one rollout, or with one that outweighs the others (fewer than 1.5 effective
-    rollouts), the interval is (0, 1). No interval can account for a kind of rollout that never occurred.
+    rollouts), the interval is (0, 1). No interval can account for a kind of rollout that never occurred. Where a few
+    rollouts in a hundred hold most of the lowest tokens, samples without them are common, and `low` lies above the truth
+    more often than said: with means drawn from Beta(8, 1) in 9 % of simulations of 30 rollouts, and in 18 % of 8.
     """
     from scipy import special
 

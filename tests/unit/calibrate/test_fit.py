@@ -162,7 +162,7 @@ def test_no_bin_with_enough_data_is_refused():
     ("cells", "target", "message"),
     [
         ([], 0.86, "no measured cells"),
-        ([cell(512, 0, 0.9)], 1.0, "between 0 and 1, got 1.0"),
+        ([cell(512, 0, 0.9)], 1.0, "above 0 and below 1, got 1.0"),
         (
             [cell(512, 0, 0.9), dataclasses.replace(cell(512, 0, 0.9), to_context_tokens=1000)],
             0.86,

@@ -21,7 +21,7 @@ def run(bench, out, **settings):
 @pytest.mark.parametrize(
     ("about", "message"),
     [
-        ((1.0, 64, 8, 1024), "the target must lie between 0 and 1, got 1.0"),
+        ((1.0, 64, 8, 1024), "the target must be above 0 and below 1, got 1.0"),
         ((0.86, 7, 1, 1024), "needs 8 rollouts, and 7 prompts with 1 samples each give 7\nhint: .*--count"),
         ((0.86, 4, 2, 49), "needs 400 tokens, and 8 rollouts of at most 49 give 392\nhint: .*--max-new-tokens"),
     ],

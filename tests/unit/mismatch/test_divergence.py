@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 
+from sparroll.errors import UserError
 from sparroll.mismatch.divergence import NATS, Divergence, token_divergence
 from sparroll.types import Rollout, TokenScores, TopK
 
@@ -118,6 +119,30 @@ def test_the_sampled_token_counts_with_its_own_probability() -> None:
 def test_an_unlisted_token_has_at_most_what_is_left_and_at_most_the_least_listed(p: float, least: float) -> None:
     kl, _ = token_divergence(listed([1, 0], [0.6, 0.4], 1, 0.6), dense(p, [1], [p]))
     assert float(kl[0]) == pytest.approx(0.6 * math.log(0.6 / p) + 0.4 * math.log(0.4 / least), abs=1e-3)
+
+
+def test_lists_of_other_lengths_never_give_more_than_the_kl() -> None:
+    """The dense list of one token leaves .3 over, and not .3 for each of two tokens. Here both policies are the same."""
+    kl, _ = token_divergence(listed([0, 1, 2], [0.7, 0.1, 0.1], 0, 0.7), dense(0.7, [0], [0.7]))
+    assert float(kl[0]) == pytest.approx(0, abs=1e-5)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(300):
+        q, p = (torch.randn(2, 12, generator=generator) * 2).softmax(-1)
+        rollout = read(q, int(torch.randint(1, 9, (), generator=generator)))
+        scores = scored(p, int(torch.randint(1, 9, (), generator=generator)), rollout)
+        assert float(token_divergence(rollout, scores)[0]) <= float((q * (q / p).log()).sum()) + 1e-5
+
+
+def test_two_unlisted_tokens_share_what_is_left() -> None:
+    """The dense list leaves .4 over. The two have it in proportion to q, and the rest keeps what token 5 has."""
+    kl, _ = token_divergence(listed([0, 1, 2], [0.4, 0.4, 0.2], 0, 0.4), dense(0.3, [5, 0], [0.3, 0.3]))
+    expected = 0.4 * math.log(0.4 / 0.3) + 0.6 * math.log(0.6 / 0.4)
+    assert float(kl[0]) == pytest.approx(expected, abs=1e-4)
+
+
+def test_without_a_token_there_is_no_divergence() -> None:
+    with pytest.raises(UserError, match="no token was counted"):
+        Divergence(2000).table()
 
 
 def test_shares_of_impossible_tokens_never_exceed_one() -> None:

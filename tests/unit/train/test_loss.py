@@ -172,5 +172,8 @@ def test_a_policy_that_ran_far_away_has_a_finite_loss() -> None:
         torch.tensor([[-1.0]]), torch.tensor([[-31.0]]), torch.tensor([-1.0]), one, one.bool(), 1, LossSettings()
     )
     assert float(loss) == pytest.approx(math.exp(20), rel=1e-3)
-    far = k3(torch.tensor([[-100.0]]), torch.tensor([[-1.0]]), one.bool())
-    assert float(far) == pytest.approx(math.exp(20) - 21, rel=1e-3)
+    now = torch.tensor([[-100.0, -1.0]], requires_grad=True)
+    far = k3(now, torch.tensor([[-1.0, -100.0]]), torch.ones(1, 2, dtype=torch.bool))
+    assert far.tolist()[0] == pytest.approx([math.exp(20) - 21, 98.0], rel=1e-3)
+    far.sum().backward()
+    assert now.grad.tolist() == [[0.0, 1.0]], "the first is past the cut; the second comes down to the reference"

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sparroll.corrections.base import exponential
+from sparroll.corrections.base import LOG_RATIO_CLAMP, exponential
 
 _LEAST_REST = 1e-6
 
@@ -89,8 +89,9 @@ def policy_loss(
 
 
 def k3(now_logp_BT: Tensor, reference_logp_BT: Tensor, kept_BT: Tensor) -> Tensor:
-    """Low-variance estimate of KL(now || reference) per token, never negative: r - log r - 1 with r = reference/now."""
-    log_ratio_BT = (reference_logp_BT - now_logp_BT).masked_fill(~kept_BT, 0.0)
+    """Low-variance estimate of KL(now || reference) per token, never negative: r - log r - 1 with r = reference/now. A
+    token more than LOG_RATIO_CLAMP nats below the reference counts as one at that distance and moves nothing."""
+    log_ratio_BT = (reference_logp_BT - now_logp_BT).masked_fill(~kept_BT, 0.0).clamp(max=LOG_RATIO_CLAMP)
     return exponential(log_ratio_BT) - log_ratio_BT - 1.0
 
 
