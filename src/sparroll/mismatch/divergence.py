@@ -155,9 +155,9 @@ def _dense_at(ids_TK: Tensor, dense: TokenScores) -> tuple[Tensor, Tensor]:
 
 
 def _left_over(dense: TokenScores) -> Tensor:
-    """[T] what the dense policy's list leaves over."""
+    """[T] what the dense policy's list leaves over; where that is less than the rounding of a sum, so much."""
     assert dense.top_k is not None
-    return (1 - dense.top_k.logp.double().exp().sum(-1)).clamp_min(0)
+    return (1 - dense.top_k.logp.double().exp().sum(-1)).clamp_min(_LEAST_REST)
 
 
 def _spread(
@@ -174,7 +174,8 @@ def _spread(
     while True:
         taken_T = most_TK.masked_fill(~at_most_TK, 0.0).sum(-1)
         free_q_T = q_TK.masked_fill(~open_TK | at_most_TK, 0.0).sum(-1)
-        factor_T = torch.minimum((left_T - taken_T) / (free_q_T + rest_q_T), (unlisted_T - taken_T) / free_q_T)
+        of_all_T, of_unlisted_T = (left_T - taken_T) / (free_q_T + rest_q_T), (unlisted_T - taken_T) / free_q_T
+        factor_T = torch.minimum(of_all_T, of_unlisted_T).clamp_min(0)
         more_TK = open_TK & ~at_most_TK & (factor_T[:, None] * q_TK > most_TK)
         if not more_TK.any():
             return torch.where(open_TK & ~at_most_TK, factor_T[:, None] * q_TK, most_TK)
