@@ -124,7 +124,9 @@ def token_divergence(rollout: Rollout, dense: TokenScores, *, sampled_it: bool =
     rest_q_T = (1 - q_TK.sum(-1)).clamp_min(_LEAST_REST)
     p_TK = log_p_TK.exp()
     if dense.logp_at_ids is None:
-        p_TK = _spread(q_TK, rest_q_T, p_TK, listed_TK, is_sampled_TK, dense)
+        sampled_alone_T = p_TK.masked_fill(listed_TK | ~is_sampled_TK | (q_TK == 0), 0.0).sum(-1)
+        open_TK = ~(listed_TK | is_sampled_TK) & (q_TK > 0)
+        p_TK = _spread(q_TK, rest_q_T, p_TK, open_TK, _left_over(dense) - sampled_alone_T)
     rest_p_T = (1 - p_TK.masked_fill(q_TK == 0, 0.0).sum(-1)).clamp_min(_LEAST_REST)
     kl_TK = torch.where(q_TK > 0, q_TK * (log_q_TK - p_TK.log().clamp_min(_LEAST_LOGP)), 0.0)
     kl_T = (kl_TK.sum(-1) + rest_q_T * (rest_q_T.log() - rest_p_T.log())).clamp_min(0)
@@ -160,15 +162,10 @@ def _left_over(dense: TokenScores) -> Tensor:
     return (1 - dense.top_k.logp.double().exp().sum(-1)).clamp_min(_LEAST_REST)
 
 
-def _spread(
-    q_TK: Tensor, rest_q_T: Tensor, most_TK: Tensor, listed_TK: Tensor, is_sampled_TK: Tensor, dense: TokenScores
-) -> Tensor:
-    """[T, K] p, where that of tokens on no dense list is what makes the KL least: a multiple of q, the same for all of them
-    and for the rest, but at most `most_TK`, and all together at most what is left over."""
-    open_TK = ~(listed_TK | is_sampled_TK) & (q_TK > 0)
-    known_TK = (listed_TK | is_sampled_TK) & (q_TK > 0)
-    left_T = (1 - most_TK.masked_fill(~known_TK, 0.0).sum(-1)).clamp_min(_LEAST_REST)
-    unlisted_T = _left_over(dense) - most_TK.masked_fill(listed_TK | ~known_TK, 0.0).sum(-1)
+def _spread(q_TK: Tensor, rest_q_T: Tensor, most_TK: Tensor, open_TK: Tensor, unlisted_T: Tensor) -> Tensor:
+    """[T, K] p, where that of `open` tokens is what makes the KL least: a multiple of q, the same for all of them and for
+    the rest, but at most `most_TK`, and all together at most `unlisted_T`. That of the others is `most_TK`."""
+    left_T = (1 - most_TK.masked_fill(open_TK | (q_TK == 0), 0.0).sum(-1)).clamp_min(_LEAST_REST)
     unlisted_T = torch.minimum(unlisted_T.clamp_min(_LEAST_REST), left_T)
     at_most_TK = torch.zeros_like(open_TK)
     while True:
