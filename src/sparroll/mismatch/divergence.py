@@ -109,29 +109,24 @@ def _means(sums: Sequence[float]) -> BinDivergence:
 def token_divergence(rollout: Rollout, dense: TokenScores, *, sampled_it: bool = True) -> tuple[Tensor, Tensor]:
     """[T] KL and [T, N] probability of tokens more than each of NATS off, float64. See the head of this file.
 
-    Where `dense.logp_at_ids` does not give p at the rollout's list, p is taken from the dense list. A token that is not on
-    it has at most what the least entry there has, and all of them together at most what that list leaves over. They count
-    with the p that makes each figure least, so both are then rather too small and never too large.
+    Where `dense.logp_at_ids` does not give p at the rollout's list, p is taken from the dense list; a token that is not on
+    it has p of the least entry there, which is the most that it can have, so both figures are then rather too small. They
+    are too large where several such tokens share less than that, and where the dense list holds all of the probability
+    but for a rounding error: it is then taken to exclude what it does not list.
     """
     assert rollout.top_k is not None, "the KL needs the sampling policy's top-k list"
     ids_TK, log_q_TK = rollout.top_k.ids, rollout.top_k.logp.double()
-    log_p_TK, listed_TK = _dense_at(ids_TK, dense)
-    log_p_TK = log_p_TK.double().clamp_min(_LEAST_LOGP)
+    log_p_TK = _dense_at(ids_TK, dense).double().clamp_min(_LEAST_LOGP)
     # The sampled token's log-probability is always known.
     is_sampled_TK = ids_TK == torch.tensor(rollout.response_ids)[:, None]
     log_p_TK = torch.where(is_sampled_TK, dense.logp.double().clamp_min(_LEAST_LOGP)[:, None], log_p_TK)
     q_TK = log_q_TK.exp()
-    rest_q_T = (1 - q_TK.sum(-1)).clamp_min(_LEAST_REST)
-    p_TK = log_p_TK.exp()
-    if dense.logp_at_ids is None:
-        sampled_alone_T = p_TK.masked_fill(listed_TK | ~is_sampled_TK | (q_TK == 0), 0.0).sum(-1)
-        open_TK = ~(listed_TK | is_sampled_TK) & (q_TK > 0)
-        p_TK = _spread(q_TK, rest_q_T, p_TK, open_TK, _left_over(dense) - sampled_alone_T)
-    rest_p_T = (1 - p_TK.masked_fill(q_TK == 0, 0.0).sum(-1)).clamp_min(_LEAST_REST)
-    kl_TK = torch.where(q_TK > 0, q_TK * (log_q_TK - p_TK.log().clamp_min(_LEAST_LOGP)), 0.0)
-    kl_T = (kl_TK.sum(-1) + rest_q_T * (rest_q_T.log() - rest_p_T.log())).clamp_min(0)
-    limits_N = torch.tensor(NATS, dtype=torch.float64)
     off_TK = torch.where(q_TK > 0, log_q_TK - log_p_TK, 0.0)
+    rest_q_T, rest_p_T = (
+        (1 - mass_TK.masked_fill(q_TK == 0, 0.0).sum(-1)).clamp_min(_LEAST_REST) for mass_TK in (q_TK, log_p_TK.exp())
+    )
+    kl_T = ((q_TK * off_TK).sum(-1) + rest_q_T * (rest_q_T.log() - rest_p_T.log())).clamp_min(0)
+    limits_N = torch.tensor(NATS, dtype=torch.float64)
     over_TN = (q_TK[..., None] * (off_TK[..., None] > limits_N)).sum(1)
     if sampled_it:
         unlisted_T = ~(is_sampled_TK & (q_TK > 0)).any(1)
@@ -140,40 +135,16 @@ def token_divergence(rollout: Rollout, dense: TokenScores, *, sampled_it: bool =
     return kl_T, over_TN.clamp_max(1)
 
 
-def _dense_at(ids_TK: Tensor, dense: TokenScores) -> tuple[Tensor, Tensor]:
-    """[T, K] the dense policy's log-probabilities of these tokens, or the most that they can be, and whether it lists
-    them."""
+def _dense_at(ids_TK: Tensor, dense: TokenScores) -> Tensor:
+    """[T, K] the dense policy's log-probabilities of these tokens, or the most that they can be."""
     if dense.logp_at_ids is not None:
-        return dense.logp_at_ids, torch.ones_like(ids_TK, dtype=torch.bool)
+        return dense.logp_at_ids
     assert dense.top_k is not None, "the KL needs the dense policy's top-k list"
     same_TKD = ids_TK[:, :, None] == dense.top_k.ids[:, None, :]
     # Padding may have any id.
     same_TKD &= ~torch.isneginf(dense.top_k.logp)[:, None, :]
     known_TK = torch.where(same_TKD, dense.top_k.logp[:, None, :], -math.inf).amax(-1)
-    least_T = torch.where(torch.isneginf(dense.top_k.logp), math.inf, dense.top_k.logp).amin(-1)
-    most_T = torch.minimum(least_T, _left_over(dense).log().float())
-    listed_TK = same_TKD.any(-1)
-    return torch.where(listed_TK, known_TK, most_T[:, None]), listed_TK
-
-
-def _left_over(dense: TokenScores) -> Tensor:
-    """[T] what the dense policy's list leaves over; where that is less than the rounding of a sum, so much."""
-    assert dense.top_k is not None
-    return (1 - dense.top_k.logp.double().exp().sum(-1)).clamp_min(_LEAST_REST)
-
-
-def _spread(q_TK: Tensor, rest_q_T: Tensor, most_TK: Tensor, open_TK: Tensor, unlisted_T: Tensor) -> Tensor:
-    """[T, K] p, where that of `open` tokens is what makes the KL least: a multiple of q, the same for all of them and for
-    the rest, but at most `most_TK`, and all together at most `unlisted_T`. That of the others is `most_TK`."""
-    left_T = (1 - most_TK.masked_fill(open_TK | (q_TK == 0), 0.0).sum(-1)).clamp_min(_LEAST_REST)
-    unlisted_T = torch.minimum(unlisted_T.clamp_min(_LEAST_REST), left_T)
-    at_most_TK = torch.zeros_like(open_TK)
-    while True:
-        taken_T = most_TK.masked_fill(~at_most_TK, 0.0).sum(-1)
-        free_q_T = q_TK.masked_fill(~open_TK | at_most_TK, 0.0).sum(-1)
-        of_all_T, of_unlisted_T = (left_T - taken_T) / (free_q_T + rest_q_T), (unlisted_T - taken_T) / free_q_T
-        factor_T = torch.minimum(of_all_T, of_unlisted_T).clamp_min(0)
-        more_TK = open_TK & ~at_most_TK & (factor_T[:, None] * q_TK > most_TK)
-        if not more_TK.any():
-            return torch.where(open_TK & ~at_most_TK, factor_T[:, None] * q_TK, most_TK)
-        at_most_TK |= more_TK
+    listed_TD = torch.where(torch.isneginf(dense.top_k.logp), math.inf, dense.top_k.logp)
+    unlisted_T = (1 - dense.top_k.logp.double().exp().sum(-1)).clamp_min(0).log().float()
+    most_T = torch.minimum(listed_TD.amin(-1), unlisted_T)
+    return torch.where(same_TKD.any(-1), known_TK, most_T[:, None])
