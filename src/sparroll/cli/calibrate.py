@@ -82,7 +82,6 @@ def calibrate(
     from sparroll.calibrate.open_study import open_study, published_selector, selector_from, study_table
     from sparroll.calibrate.prospects import check_request
     from sparroll.calibrate.run import calibrate as run
-    from sparroll.calibrate.run import check_selectors
     from sparroll.calibrate.sweep import PUBLISHED_PAGES
     from sparroll.cli.calibration import asked
     from sparroll.plan.hardware import find_hardware
@@ -126,7 +125,6 @@ def calibrate(
     hardware, compared = find_hardware(gpu), Evaluation.parse(evaluation, max_new_tokens)
     entries = read_prompts(prompts_file, task, level, count, seed)
     check_request(wanted.target, len(entries), samples, max_new_tokens)
-    check_selectors((candidates.selector, *candidates.also_selectors), candidates.budgets)
     tried = candidates.schedules(settings)
 
     # What is measured and chosen.

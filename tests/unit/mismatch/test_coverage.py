@@ -23,20 +23,22 @@ def truth(spread: float) -> float:
     return float(special.expit(2.5 + stats.norm.ppf(LEVEL) * math.sqrt(1 + spread**2)))
 
 
+def counted(values: np.ndarray) -> torch.Tensor:
+    """[count, C] histograms of the rows."""
+    places = cells(torch.from_numpy(values)) + CELLS * torch.arange(len(values))[:, None]
+    return torch.bincount(places.flatten(), minlength=len(values) * CELLS).view(-1, CELLS)
+
+
 def histograms(generator: np.random.Generator, count: int, spread: float) -> torch.Tensor:
     """[count, C] of rollouts whose own level varies by `spread`, tokens by 1, before the logistic function."""
     levels = spread * generator.normal(size=(count, 1))
-    values = torch.from_numpy(special.expit(2.5 + levels + generator.normal(size=(count, TOKENS))))
-    places = cells(values) + CELLS * torch.arange(count)[:, None]
-    return torch.bincount(places.flatten(), minlength=count * CELLS).view(count, CELLS)
+    return counted(special.expit(2.5 + levels + generator.normal(size=(count, TOKENS))))
 
 
 def with_bad_rollouts(generator: np.random.Generator, count: int, tokens: int = 40) -> torch.Tensor:
     """[count, C] of rollouts whose means are Beta(8, 1): one in 17 is below .7 and holds most of the lowest tokens."""
     means = generator.beta(8, 1, size=(count, 1))
-    values = torch.from_numpy(generator.beta(20 * means + 0.1, 20 * (1 - means) + 0.1, size=(count, tokens)))
-    places = cells(values) + CELLS * torch.arange(count)[:, None]
-    return torch.bincount(places.flatten(), minlength=count * CELLS).view(count, CELLS)
+    return counted(generator.beta(20 * means + 0.1, 20 * (1 - means) + 0.1, size=(count, tokens)))
 
 
 def over_rollouts(generator: np.random.Generator, counts: torch.Tensor) -> Interval:

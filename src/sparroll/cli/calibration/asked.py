@@ -14,6 +14,7 @@ from sparroll.attention.selectors import Selector
 from sparroll.calibrate.allocation.wanted import Wanted, check_limit
 from sparroll.calibrate.effort.cost_ahead import CostAhead, Evaluation, cost_ahead
 from sparroll.calibrate.measure import MeasureSettings, check_measurable
+from sparroll.calibrate.run import check_selectors
 from sparroll.calibrate.target import Target, check_sampled, plain_target
 from sparroll.calibrate.verify import Bound
 from sparroll.cli import common
@@ -57,9 +58,10 @@ class Candidates:
         )
 
     def schedules(self, settings: MeasureSettings) -> list[Schedule]:
-        """The roomiest schedule of each selector, for the engine to have room for. Raises UserError where these settings
-        cannot measure the check."""
+        """The roomiest schedule of each selector, for the engine to have room for. Raises UserError for a budget that a
+        selector cannot read, for a selector that is there twice, and where these settings cannot measure the check."""
         selectors = (self.selector, *self.also_selectors)
+        check_selectors(selectors, self.budgets)
         tried = [
             Schedule.fixed(max(*self.budgets, each.least_budget_tokens), each, self.dense_layers) for each in selectors
         ]
