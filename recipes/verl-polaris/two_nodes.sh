@@ -22,14 +22,14 @@ end() {
 }
 
 # After Ray was started: whatever ends this script ends the run and Ray, and its status stays what it was.
-run=""
 leave_nothing() {
     trap 'ray stop || true' EXIT
     trap 'end_run; exit 130' INT
     trap 'end_run; exit 143' TERM
 }
+# $! is the run's from the moment that there is one, and nothing else is started in the background.
 end_run() {
-    if [ -n "$run" ]; then kill "$run" 2> /dev/null || true; fi
+    if [ -n "${!-}" ]; then kill "$!" 2> /dev/null || true; fi
 }
 
 case "${1:?head or join}" in
@@ -50,8 +50,7 @@ case "${1:?head or join}" in
         done
         # In the background, so that a signal is heard at once.
         NODES=2 bash "$here/run.sh" "$@" &
-        run=$!
-        wait "$run"
+        wait "$!"
         ;;
     join)
         address="${2:?the address of the first machine}:$port"

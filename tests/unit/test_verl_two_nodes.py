@@ -26,9 +26,9 @@ case "$1" in
 esac
 """
 PYTHON = """#!/bin/sh
-echo "run in $RAY_ADDRESS: $*" >> "$FOLDER/asked"
 trap 'kill "$!"; exit 143' TERM
 sleep "${RUN_SECONDS:-0}" &
+echo "run in $RAY_ADDRESS: $*" >> "$FOLDER/asked"
 wait "$!"
 echo "ran to the end" >> "$FOLDER/asked"
 exit "${RUN_STATUS:-0}"
