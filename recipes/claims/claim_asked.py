@@ -18,6 +18,8 @@ from sparroll import files
 from sparroll.errors import UserError
 
 HINT = "choose another folder with --out"
+MACHINE = ("at_once", "threads", "gpus")
+"""What says how many cells shared a machine."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +65,7 @@ def keep_asked(out: Path, wanted: Sequence[tuple[Experiment, Cell]], call: Call,
 
     begun: whether the folder holds cells or parts of them; if not, this call replaces what the file says. Raises UserError
     if the union would mix cells of toy size with others."""
-    path = out / "settings" / "asked.json"
-    table = files.read_table(path, HINT) if begun and path.is_file() else {}
+    table = _read(out) if begun else {}
     found = []
     for name, each in {each.NAME: each for each, _ in wanted}.items():
         cells = [cell for owner, cell in wanted if name == owner.NAME]
@@ -74,8 +75,28 @@ def keep_asked(out: Path, wanted: Sequence[tuple[Experiment, Cell]], call: Call,
             raise UserError(f"some cells of {name} in {out} are of toy size, and others are not", HINT)
         machine = {key: table[name][key] for key in call.machine}
         found.append(Asked(each, tasks, table[name]["seeds"], machine))
-    files.write_json(path, table)
+    files.write_json(_file(out), table)
     return found
+
+
+def add_asked(out: Path, name: str, config: Table) -> None:
+    """Add what a record of the experiment `name` was asked for, by the record's configuration."""
+    table = _read(out)
+    older = table.get(name, {"seeds": [], "tasks": []})
+    table[name] = {
+        "seeds": sorted({*older["seeds"], *config["seeds"]}),
+        "tasks": list(dict.fromkeys([*older["tasks"], *config["tasks"]])),
+        **{key: _largest(older.get(key, 0), config.get(key)) for key in MACHINE},
+    }
+    files.write_json(_file(out), table)
+
+
+def _file(out: Path) -> Path:
+    return out / "settings" / "asked.json"
+
+
+def _read(out: Path) -> Table:
+    return files.read_table(_file(out), HINT) if _file(out).is_file() else {}
 
 
 def _union(out: Path, name: str, cells: Sequence[Cell], call: Call, before: Table | None) -> Table:
@@ -98,8 +119,8 @@ def _union(out: Path, name: str, cells: Sequence[Cell], call: Call, before: Tabl
     }
 
 
-def _largest(before: int | None, now: int) -> int | None:
-    return None if before is None else max(before, now)
+def _largest(before: int | None, now: int | None) -> int | None:
+    return None if before is None or now is None else max(before, now)
 
 
 def _task(out: Path, task: ClaimTask, call: Call) -> ClaimTask:

@@ -98,11 +98,16 @@ class Place:
 
     def result(self, cell: str) -> Table:
         """The result of another cell of the same experiment."""
-        result: Table = records.read(cell_path(self.out, self.experiment, cell), _kind(self.experiment))["results"]
+        result: Table = records.read(cell_path(self.out, self.experiment, cell), cell_kind(self.experiment))["results"]
         return result
 
     def on_progress(self, done: int, total: int, text: str = "", /) -> None:
         self.say(f"{self.cell}: {done}/{total} {text}")
+
+
+def begun(out: Path) -> bool:
+    """Whether the folder holds cells, parts of cells, or accuracies before the first step."""
+    return any((out / part).exists() for part in ("cells", "work", "first"))
 
 
 def cell_path(out: Path, experiment: str, cell: str) -> Path:
@@ -115,7 +120,9 @@ def run_cell(experiment: Experiment, cell: Cell, place: Place) -> None:
     with _held(place.folder):
         result = experiment.run(cell, place)
         path, seconds = cell_path(place.out, experiment.NAME, cell.name), time.time() - began
-        records.write(path, _kind(experiment.NAME), result, config=cell.config, seed=cell.seed, wall_seconds=seconds)
+        records.write(
+            path, cell_kind(experiment.NAME), result, config=cell.config, seed=cell.seed, wall_seconds=seconds
+        )
     shutil.rmtree(place.folder, ignore_errors=True)
 
 
@@ -140,7 +147,7 @@ def read_cell(out: Path, experiment: Experiment, cell: Cell) -> Table | None:
     path = cell_path(out, experiment.NAME, cell.name)
     if not path.is_file():
         return None
-    record = records.read(path, _kind(experiment.NAME))
+    record = records.read(path, cell_kind(experiment.NAME))
     if record["config"] != json.loads(json.dumps(records.plain(cell.config))) or record["seed"] != cell.seed:
         raise UserError(
             f"{path} was made with another configuration", "choose another folder with --out, or delete this file"
@@ -151,7 +158,7 @@ def read_cell(out: Path, experiment: Experiment, cell: Cell) -> Table | None:
 def finished_cells(out: Path, experiment: str) -> dict[str, Table]:
     """The records of all of the experiment's cells that a folder holds, by name, whoever asked for them."""
     paths = sorted((out / "cells" / experiment).glob("*.json"))
-    return {path.stem: records.read(path, _kind(experiment)) for path in paths}
+    return {path.stem: records.read(path, cell_kind(experiment)) for path in paths}
 
 
 def write_record(out: Path, experiment: Experiment, cells: Sequence[Cell], about: Table) -> Path:
@@ -194,5 +201,6 @@ def hardware_name() -> str:
     return words[0] if words else "gpu"
 
 
-def _kind(experiment: str) -> str:
+def cell_kind(experiment: str) -> str:
+    """The kind of a cell's file, which is a record of its own."""
     return f"claims-{experiment}-cell"

@@ -30,7 +30,8 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "mismatch-study"), str(HERE.parents
 
 import torch  # noqa: E402
 from claim_asked import Asked, Call, keep_asked  # noqa: E402
-from claim_cells import Cell, Experiment, Place, cell_path, read_cell, run_cell, write_record  # noqa: E402
+from claim_cells import Cell, Experiment, Place, begun, cell_path, read_cell, run_cell, write_record  # noqa: E402
+from claim_restored import restore  # noqa: E402
 from claim_tasks import USUAL_TASKS, ClaimTask, claim_tasks, find_task, make_model  # noqa: E402
 from experiments import NAMES, experiment  # noqa: E402
 from study import gpus_of, interrupt  # noqa: E402
@@ -59,6 +60,10 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--cells", nargs="+", metavar="BEGINNING", help="only cells whose names begin like one of these"
     )
+    parser.add_argument(
+        "--continue", type=Path, nargs="+", metavar="RECORD", default=[], dest="continued",
+        help="begin with the finished cells of these records of the recipe",
+    )  # fmt: skip
     parser.add_argument("--steps", type=int, help="of training runs; default 60, with --toy 2")
     parser.add_argument("--device", choices=["cpu", "cuda"], help="default: cuda where there is a GPU")
     parser.add_argument("--engine", choices=["hf", "vllm"], help="of table-sums; default: vllm on a GPU")
@@ -124,11 +129,6 @@ def asked_cells(beginnings: Sequence[str] | None, wanted: Wanted) -> Wanted:
     chosen = [(each, cell) for each, cell in wanted if cell.name.startswith(tuple(beginnings))]
     asked = {(each.NAME, name) for each, cell in chosen for name in (cell.name, *cell.needs)}
     return [(each, cell) for each, cell in wanted if (each.NAME, cell.name) in asked]
-
-
-def begun(out: Path) -> bool:
-    """Whether the folder holds cells, parts of cells, or accuracies before the first step."""
-    return any((out / part).exists() for part in ("cells", "work", "first"))
 
 
 def begin(out: Path, tasks: list[ClaimTask]) -> None:
@@ -291,6 +291,8 @@ def main(words: list[str] | None = None) -> int:
         asked, gpus = asked_cells(args.cells, wanted), gpus_of(tasks[0], args.gpus)
         files.output_folder(args.out)
         with locked(args.out, "recipes/claims/run.py"):
+            for path in args.continued:
+                print(f"{restore(args.out, path)} cells are taken from {path}", flush=True)
             return run_all(args, tasks, asked, gpus)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -25,9 +26,11 @@ from sparroll.types import Rollout, TokenScores, TopK
 RECIPE = Path(__file__).parents[2] / "recipes" / "claims"
 sys.path.insert(0, str(RECIPE))
 
+import claim_restored  # noqa: E402
 import run  # noqa: E402
 from claim_asked import Asked, Call, keep_asked  # noqa: E402
 from claim_cells import Cell, Done, Place, cell_path, hardware_name, read_cell, run_cell, write_record  # noqa: E402
+from claim_restored import restore  # noqa: E402
 from claim_tasks import budget, claim_tasks, find_task, run_config, schedule_of  # noqa: E402
 from claim_tokens import Tokens, intervals, paired_difference, statistics  # noqa: E402
 from experiments import NAMES, experiment, page_size, sparse_rl, threshold  # noqa: E402
@@ -319,6 +322,39 @@ def test_a_call_with_other_seeds_and_tasks_drops_no_finished_cell(runner: Any, w
     assert (config["seeds"], list(config["tasks"]), config["toy"]) == ([1, 2], ["table-sums", "remarks"], True)
     _, third = runner("--seeds", "2")
     assert third["missing"] == ["table-sums-own-1"] and len(third["cells"]) == 5
+
+
+def test_a_new_folder_goes_on_from_a_record(runner: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (run, claim_restored):
+        monkeypatch.setattr(module, "NAMES", ("counts",))
+    _, whole = runner("--tasks", "remarks", "--seeds", "1", "2", "--at-once", "3")
+    (tmp_path / "cells" / "counts" / "remarks-own-2.json").unlink()
+    _, cut = runner("--tasks", "remarks", "--seeds", "1", "2", "--cells", "remarks-own-1")
+    assert cut["missing"] == ["remarks-own-2"]
+    record = tmp_path / "cut.json"
+    (tmp_path / f"claims-counts-{hardware_name()}.json").rename(record)
+    for part in ("cells", "settings"):
+        shutil.rmtree(tmp_path / part)
+    runs = Seeded.runs
+    config, again = runner("--tasks", "remarks", "--seeds", "1", "2", "--continue", str(record))
+    assert Seeded.runs == runs + 1, "only the missing cell runs"
+    assert again["cells"][:2] == cut["cells"] and not again["missing"] and again["sum"] == whole["sum"]
+    assert (config["seeds"], config["at_once"]) == ([1, 2], 3)
+    assert restore(tmp_path, record) == 0, "a cell that the folder has stays"
+
+
+def test_a_record_that_is_not_of_this_recipe_or_folder_is_refused(tmp_path: Path) -> None:
+    other = records.write(tmp_path / "profile.json", "profile", {"rows": []})
+    with pytest.raises(UserError, match="is a record of kind 'profile', not of an experiment of this recipe"):
+        restore(tmp_path, other)
+    config = {"tasks": {"remarks": TOY[1].table()}, "seeds": [0]}
+    outside = records.write(tmp_path / "a.json", "claims-threshold", {"cells": [{"cell": "../a"}]}, config=config)
+    with pytest.raises(UserError, match="'../a' is not the name of a cell"):
+        restore(tmp_path / "out", outside)
+    run.begin(tmp_path / "out", [replace(TOY[1], steps=4)])
+    (tmp_path / "out" / "cells").mkdir()
+    with pytest.raises(UserError, match="was made with steps = 4, and steps = 2 is asked for now"):
+        restore(tmp_path / "out", outside)
 
 
 # -- what cells keep -----------------------------------------------------------------------------------------------------
