@@ -37,6 +37,8 @@ Reading = dict[str, Any]
 selector's table; {"kind": "schedule", "table": ...}, a schedule file's table; or {"kind": "compression", "policy": "r_kv",
 "budget_tokens": 512}."""
 DENSE: Reading = {"kind": "dense"}
+VLLM_PAGE_TOKENS = 64
+"""Largest page of table-sums in vLLM, which spreads an index row over the page's tokens: as many as a head has channels."""
 USUAL_TASKS = ("table-sums", "remarks")
 """Those of a call that names none."""
 
@@ -195,11 +197,13 @@ def evicting(task: ClaimTask, policy: str, budget_tokens: int) -> Reading:
 
 
 def engine_kind(task: ClaimTask, readings: Sequence[Reading]) -> str:
-    """The task's engine, or HFEngine where vLLM cannot run one of the readings on a GPU: it evicts nothing, and has kernels
-    for two selectors."""
-    kinds = {reading.get("selector", {}).get("kind", "page_mean") for reading in readings}
+    """The task's engine, or HFEngine where vLLM cannot run one of the readings on a GPU: it evicts nothing, has kernels for
+    two selectors, and keeps no index of very large pages."""
+    selectors = [reading.get("selector", {"kind": "page_mean"}) for reading in readings]
     evicts = any(reading["kind"] == "compression" for reading in readings)
-    return "hf" if evicts or kinds - {"page_mean", "quantized_mean"} else task.engine
+    other = any(each["kind"] not in ("page_mean", "quantized_mean") for each in selectors)
+    large = any(each.get("page_tokens", 0) > VLLM_PAGE_TOKENS for each in selectors)
+    return "hf" if evicts or other or large else task.engine
 
 
 def engine_options(kind: str) -> dict[str, Any]:

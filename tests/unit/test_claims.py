@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from sparroll import records
+from sparroll.attention.selectors import make_selector
 from sparroll.calibrate.target import OutOfReach
 from sparroll.errors import UserError
 from sparroll.plan.model_shape import ModelShape
@@ -31,7 +32,16 @@ import run  # noqa: E402
 from claim_asked import Asked, Call, keep_asked  # noqa: E402
 from claim_cells import Cell, Done, Place, cell_path, hardware_name, read_cell, run_cell, write_record  # noqa: E402
 from claim_restored import restore  # noqa: E402
-from claim_tasks import budget, claim_tasks, find_task, run_config, schedule_of  # noqa: E402
+from claim_tasks import (  # noqa: E402
+    DENSE,
+    budget,
+    claim_tasks,
+    engine_kind,
+    evicting,
+    find_task,
+    run_config,
+    schedule_of,
+)
 from claim_tokens import Tokens, intervals, paired_difference, statistics  # noqa: E402
 from experiments import NAMES, experiment, page_size, sparse_rl, threshold  # noqa: E402
 from experiments.quantised_sampler import Rounded, rounded  # noqa: E402
@@ -212,6 +222,14 @@ def test_a_part_is_made_once(tmp_path: Path) -> None:
     place, made = Place(tmp_path, "counts", "cell", TOY[1]), []
     assert [place.part("one", lambda: made.append(1) or {"a": (1, 2)}) for _ in range(2)] == [{"a": [1, 2]}] * 2
     assert made == [1]
+
+
+def test_what_vllm_cannot_run_is_run_by_hf_engine() -> None:
+    task, wide = FULL[0], page_size.selectors(FULL[0])
+    engines = {each["page_tokens"]: engine_kind(task, [budget(512, make_selector(each))]) for each in wide[:6]}
+    assert engines == {4: "vllm", 8: "vllm", 16: "vllm", 32: "vllm", 64: "vllm", 128: "hf"}
+    assert engine_kind(task, [DENSE, budget(512)]) == "vllm"
+    assert engine_kind(task, [DENSE, evicting(task, "r_kv", 1024)]) == "hf"
 
 
 # -- what was asked for in a folder --------------------------------------------------------------------------------------

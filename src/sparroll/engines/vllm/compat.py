@@ -253,7 +253,10 @@ def rows_spec(block_tokens: int, heads: int, width: int, tokens: int, dtype: tor
         )
     # Older vLLM knows only per-token sizes, so a row is spread over its tokens; `rows_shape` undoes it.
     if width % tokens:
-        raise UserError(f"this vLLM cannot keep rows of {width} numbers for units of {tokens} tokens")
+        raise UserError(
+            f"this vLLM cannot keep rows of {width} numbers for units of {tokens} tokens",
+            f"take a selector with units of at most {width & -width} tokens, or HFEngine",
+        )
     return FullAttentionSpec(
         block_size=block_tokens, num_kv_heads=heads, head_size=width // tokens, head_size_v=0, dtype=dtype
     )
