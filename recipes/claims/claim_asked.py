@@ -79,14 +79,15 @@ def keep_asked(out: Path, wanted: Sequence[tuple[Experiment, Cell]], call: Call,
     return found
 
 
-def add_asked(out: Path, name: str, config: Table) -> None:
-    """Add what a record of the experiment `name` was asked for, by the record's configuration."""
+def add_asked(out: Path, name: str, seeds: Sequence[int], tasks: Sequence[str], machine: Table) -> None:
+    """Add what the cells of another folder were asked for. name: of their experiment. machine: as in Call; other keys count
+    for nothing, and missing ones as not known."""
     table = _read(out)
     older = table.get(name, {"seeds": [], "tasks": []})
     table[name] = {
-        "seeds": sorted({*older["seeds"], *config["seeds"]}),
-        "tasks": list(dict.fromkeys([*older["tasks"], *config["tasks"]])),
-        **{key: _largest(older.get(key, 0), config.get(key)) for key in MACHINE},
+        "seeds": sorted({*older["seeds"], *seeds}),
+        "tasks": list(dict.fromkeys([*older["tasks"], *tasks])),
+        **{key: _largest(older.get(key, 0), machine.get(key)) for key in MACHINE},
     }
     files.write_json(_file(out), table)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from claim_asked import HINT, add_asked
+from claim_asked import add_asked
 from claim_cells import Table, begun, cell_kind, cell_path
 from experiments import NAMES
 
@@ -21,7 +21,7 @@ def restore(out: Path, path: Path) -> int:
     """Write the files of those cells of the record at `path` that the folder `out` lacks, and what the record was asked
     for. -> how many were written
 
-    Raises UserError if it is not a record of an experiment, or if the folder's tasks have other settings."""
+    Raises UserError if it is not a whole record of an experiment, or if the folder's tasks have other settings."""
     record = records.read(path)
     name = record["kind"].removeprefix("claims-")
     if name not in NAMES or record["kind"] != f"claims-{name}":
@@ -29,18 +29,25 @@ def restore(out: Path, path: Path) -> int:
             f"{path} is a record of kind {record['kind']!r}, not of an experiment of this recipe",
             "its own records are OUT/claims-NAME-HARDWARE.json",
         )
-    for task, table in record["config"]["tasks"].items():
+    try:
+        config, tasks, seeds = record["config"], record["config"]["tasks"], record["config"]["seeds"]
+        cells = {
+            cell_path(out, name, _cell_name(row)): {key: row[key] for key in OF_A_CELL}
+            for row in record["results"]["cells"]
+        }
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{path} is not a whole record of {name}: it lacks {error}", "name another record") from None
+    for task, table in tasks.items():
         begin_or_resume(out / "settings" / f"{task}.json", table, begun=begun(out))
-    lacking = [row for row in record["results"]["cells"] if not _path(out, name, row).is_file()]
-    add_asked(out, name, record["config"])
-    for row in lacking:
-        cell = {"format": records.FORMAT, "kind": cell_kind(name)} | {key: row[key] for key in OF_A_CELL}
-        files.write_json(_path(out, name, row), cell)
+    add_asked(out, name, seeds, list(tasks), machine=config)
+    lacking = [path for path in cells if not path.is_file()]
+    for path in lacking:
+        files.write_json(path, {"format": records.FORMAT, "kind": cell_kind(name)} | cells[path])
     return len(lacking)
 
 
-def _path(out: Path, name: str, row: Table) -> Path:
-    cell = str(row["cell"])
-    if Path(cell).name != cell:
-        raise UserError(f"{cell!r} is not the name of a cell", HINT)
-    return cell_path(out, name, cell)
+def _cell_name(row: Table) -> str:
+    name = str(row["cell"])
+    if Path(name).name != name:
+        raise UserError(f"{name!r} is not the name of a cell", "a record names each cell without a folder")
+    return name

@@ -369,10 +369,15 @@ def test_a_record_that_is_not_of_this_recipe_or_folder_is_refused(tmp_path: Path
     outside = records.write(tmp_path / "a.json", "claims-threshold", {"cells": [{"cell": "../a"}]}, config=config)
     with pytest.raises(UserError, match="'../a' is not the name of a cell"):
         restore(tmp_path / "out", outside)
+    cut = records.write(tmp_path / "b.json", "claims-threshold", {"cells": [{"cell": "remarks-0.8-0"}]}, config=config)
+    with pytest.raises(UserError, match="is not a whole record of threshold: it lacks 'commit'"):
+        restore(tmp_path / "out", cut)
+    assert not (tmp_path / "out").exists(), "nothing is written from a record that is refused"
     run.begin(tmp_path / "out", [replace(TOY[1], steps=4)])
     (tmp_path / "out" / "cells").mkdir()
+    empty = records.write(tmp_path / "c.json", "claims-threshold", {"cells": []}, config=config)
     with pytest.raises(UserError, match="was made with steps = 4, and steps = 2 is asked for now"):
-        restore(tmp_path / "out", outside)
+        restore(tmp_path / "out", empty)
 
 
 # -- what cells keep -----------------------------------------------------------------------------------------------------
