@@ -1,8 +1,10 @@
 """Where the time of a decode step goes: the kernels of dense and sparse steps at one moment of a request set, by group.
 
     python benchmarks/profile_step.py --model qwen3-1.7b --set steady --out-folder benchmarks/results
+    python benchmarks/profile_step.py --equal 64 194 --schedule FILE --separate --out-folder benchmarks/results
 
-The moment is one of request_sets.py's windows (--moment, default the middle one). Each engine first runs steps without a
+The moment is one of request_sets.py's windows (--moment, default the middle one), or so many requests of so many tokens
+each (--equal), for one request alone and for contexts within their budget. Each engine first runs steps without a
 profiler, for the wall time, then a few under torch.profiler. A kernel counts from where the one before it ended: kernels
 that start early and wait for their predecessor would otherwise count twice. `idle, host` = wall time less all kernels.
 
@@ -160,7 +162,10 @@ def look(
 
 
 def moment(options: argparse.Namespace, dense_capacity_tokens: int) -> dict[str, Any]:
-    """The window that --set and --moment name."""
+    """The window that --equal, or --set and --moment, name."""
+    if options.equal:
+        requests, context = options.equal
+        return {"step": None, "contexts": [context] * requests}
     held = step_bytes.smaller_capacity(
         dense_capacity_tokens, [Schedule.load(options.schedule)], step_bytes.layers_of(options.model)
     )
@@ -189,12 +194,17 @@ def summed(kernels: dict[str, tuple[float, int]], wall_seconds: float, options: 
 
 def floors_ms(contexts: list[int], schedule: Schedule, layers: int, bandwidth: float) -> dict[str, dict[str, float]]:
     """Milliseconds per step that the bytes of each group take, dense and sparse. Within its budget a request is neither
-    scored nor selected from."""
+    scored nor selected from, and a step in which all are has vLLM's own attention in every layer."""
     whole = step_bytes.kv_bytes() * float(sum(contexts))
     sparse: dict[str, float] = {"attention, FA3": len(schedule.dense_layers) * whole}
-    for own, group in schedule.parts(layers):
-        for name, moved in _layer_bytes(np.array(contexts), group).items():
-            sparse[name] = sparse.get(name, 0.0) + len(own) * moved
+    context, parts = np.array(contexts), list(schedule.parts(layers))
+    reads_all = all((part.read_tokens(context) == context).all() for _, part in parts)
+    for own, part in parts:
+        moved = _layer_bytes(context, part)
+        if reads_all:
+            moved = {"attention, FA3": whole, "index update": moved["index update"]}
+        for name, of_layer in moved.items():
+            sparse[name] = sparse.get(name, 0.0) + len(own) * of_layer
     of = {"dense": {"attention, FA3": layers * whole}, "sparse": sparse}
     return {engine: {name: 1e3 * moved / bandwidth for name, moved in groups.items()} for engine, groups in of.items()}
 
@@ -260,10 +270,11 @@ def main() -> None:
     bandwidth = vllm_engines.copy_bandwidth()
     sparse = ask(options.sparse_engine, window["contexts"])
     del sparse["window"]
+    name = f"{options.equal[0]}x{options.equal[1]}" if options.equal else options.set
     found = {
         "model": options.model,
-        "schedule": options.schedule,
-        "request_set": options.set,
+        "schedule": Path(options.schedule).name,
+        "request_set": name,
         "sparse_engine": options.sparse_engine,
         "step": window["step"],
         "batch": len(window["contexts"]),
@@ -275,21 +286,23 @@ def main() -> None:
         "dense": dense,
         "sparse": sparse,
     }
-    print(f"{options.model} {options.set}: {found['batch']} requests of {found['context_tokens']} tokens together")
+    print(f"{options.model} {name}: {found['batch']} requests of {found['context_tokens']} tokens together")
     table(found)
     if options.out_folder:
-        device = "h200" if vllm_engines.on_gpu() else "cpu"
-        path = options.out_folder / f"profile-{options.model}-{options.set}-{device}.json"
+        path = options.out_folder / f"profile-{options.model}-{name}-{vllm_engines.device_name()}.json"
         config = {"steps": options.steps, "repeats": options.repeats, "profile_steps": options.profile_steps}
         records.write(path, "profile-step", found, config=config, wall_seconds=time.perf_counter() - began)
 
 
-def arguments() -> argparse.Namespace:
+def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out-folder", type=Path)
     parser.add_argument("--model", default="qwen3-1.7b", choices=list(vllm_engines.QWEN3))
     parser.add_argument("--schedule", help="preset or file; default: the model's published 0.86 preset")
     parser.add_argument("--set", default="steady", choices=SETS)
+    parser.add_argument(
+        "--equal", type=int, nargs=2, metavar=("REQUESTS", "TOKENS"), help="equal contexts instead of a set's moment"
+    )
     parser.add_argument("--moment", type=int, help="which of the windows; default: the middle one")
     parser.add_argument("--windows", type=int, default=10, help="as for rollout.py")
     parser.add_argument("--sparse-engine", default="triton", choices=["triton", "fa3_pages"])
@@ -300,7 +313,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--separate", action="store_true", help="each engine in a process of its own")
     parser.add_argument("--folder", default="/tmp/sparroll-bench", help="where the model configs go")
     parser.add_argument("--shrink", type=float, default=1.0, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parser.parse_args(words)
+    if options.equal and not (1 <= options.equal[0] <= options.max_seqs and options.equal[1] >= 1):
+        parser.error(f"--equal takes 1 to {options.max_seqs} requests (--max-seqs) of 1 token or more")
     options.schedule = vllm_engines.schedule_of(options.model, options.schedule, Path(options.folder))
     return options
 

@@ -218,6 +218,24 @@ def test_floors_of_a_sparse_layer_add_up_to_what_the_schedule_must_read(
     assert reading < floors["attention, FA3"] + floors["scores"] + floors["gather"] < 1.1 * reading
 
 
+def test_a_step_within_the_budget_reads_with_vllms_attention_alone(
+    benchmark_modules: dict[str, ModuleType], profile_step: ModuleType
+) -> None:
+    whole = np.sum([100, 200]) * benchmark_modules["step_bytes"].kv_bytes()
+    floors = profile_step.floors_ms([100, 200], Schedule.fixed(512, dense_layers=(0,)), 4, bandwidth=1e3)["sparse"]
+    assert floors.keys() == {"attention, FA3", "index update"} and floors["attention, FA3"] == 4 * whole
+
+
+def test_equal_contexts_are_profiled_in_place_of_a_moment(
+    profile_step: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = profile_step.arguments(["--equal", "3", "194", "--folder", str(tmp_path)])
+    assert profile_step.moment(options, 10_000) == {"step": None, "contexts": [194] * 3}
+    with pytest.raises(SystemExit):
+        profile_step.arguments(["--equal", "129", "194", "--folder", str(tmp_path)])
+    assert "--equal takes 1 to 128 requests (--max-seqs) of 1 token or more" in capsys.readouterr().err
+
+
 def test_the_sparse_training_benchmark_runs_from_checks_to_record(
     benchmark_modules: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
