@@ -409,6 +409,19 @@ def test_a_target_out_of_reach_is_a_result_and_any_other_error_fails_the_cell(mo
         threshold.schedules(calibrating(monkeypatch, UserError("the disk is full")))
 
 
+def test_seconds_of_another_engine_are_on_no_frontier() -> None:
+    def measured(page: int, tail: float, seconds: float, engine: str) -> Done:
+        row = {"budget": 512, "engine": engine, "eflops": 512 / page, "decode_seconds": seconds}
+        row |= {"statistics": {"q05": [tail, tail, tail]}}
+        config = {"task": "table-sums", "selector": {"kind": "page_mean", "page_tokens": page}}
+        return Done(Cell(f"page-{page}", config), {"rows": [row]})
+
+    done = [measured(16, 0.8, 4.0, "vllm"), measured(32, 0.7, 3.0, "vllm"), measured(128, 0.6, 1.0, "hf")]
+    frontier = page_size.results(done)["frontier"]
+    by = {price: [row["page_tokens"] for row in rows] for price, rows in frontier.items()}
+    assert by == {"table-sums by eflops": [128, 32, 16], "table-sums by decode_seconds": [32, 16]}
+
+
 def test_the_price_of_small_units_is_that_of_their_index() -> None:
     """The rows of 4 tokens in 4 bits take 68 bytes for heads of 128, of which page means of 15 tokens take 64."""
     shape = ModelShape("made up", 1e6, layers=2, query_heads=4, kv_heads=2, head_dim=128, vocabulary=100)
