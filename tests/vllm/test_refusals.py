@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from packaging.requirements import Requirement
 
 from sparroll.attention.selectors import PageMean, QuantizedMean, Quest
@@ -65,6 +66,16 @@ def test_unsupported_features_are_refused_with_the_reason(changes: dict[str, Any
 def test_contexts_of_any_length_are_taken_with_units_of_any_size(tokens: int) -> None:
     for selector in (PageMean(), QuantizedMean(4, 16, 32, bits=4), QuantizedMean(1, 16, 32, bits=1)):
         compat.check_engine(config(model_config__max_model_len=tokens), selector, "cuda")
+
+
+@needs_vllm
+def test_pages_longer_than_their_index_row_are_refused_by_older_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Some versions, 0.26 among them, know no rows of several tokens.
+    monkeypatch.setattr(compat, "dataclasses", SimpleNamespace(fields=lambda _: ()))
+    assert compat.rows_spec(128, 2, 64, 64, torch.bfloat16).head_size == 1
+    with pytest.raises(UserError, match="rows of 64 numbers for units of 128 tokens") as refused:
+        compat.rows_spec(128, 2, 64, 128, torch.bfloat16)
+    assert "units of at most 64 tokens" in str(refused.value.hint)
 
 
 def test_selectors_without_a_kernel_run_on_cpu_only() -> None:
