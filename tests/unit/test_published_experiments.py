@@ -162,7 +162,8 @@ def result_of(name: str, cell: Cell) -> Table:
         rows = [(tokens, (tokens or 640) / 640, selector["page_tokens"] if selector else 0) for tokens in budgets]
         return {
             "rows": [
-                {"budget": tokens, "eflops": share, "decode_seconds": 1.0, "statistics": measured(share - page / 1000)}
+                {"budget": tokens, "eflops": share, "decode_seconds": 1.0, "engine": "vllm"}
+                | {"statistics": measured(share - page / 1000)}
                 for tokens, share, page in rows
             ]
         }
