@@ -64,6 +64,8 @@ def write_world(folder: Path) -> None:
 def environment() -> dict[str, str]:
     return os.environ | {
         "PYTHONPATH": f"{SHIM}:{SOURCE}",
+        # Python hands this on as an argument of its own, which shim/imported_ahead.py does not expect.
+        "PYTHONDONTWRITEBYTECODE": "",
         "VERL_USE_EXTERNAL_MODULES": "verl_on_cpu",
         "VERL_USE_EXTERNAL_PLUGINS": "none",
         "VERL_PLATFORM": "cpu",

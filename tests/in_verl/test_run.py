@@ -23,9 +23,13 @@ from sparroll.integrations.verl.settings import PREFIX, RunFacts, SparseSettings
 from sparroll.schedule import Schedule
 
 Metrics = dict[str, float]
+SAMPLES = 8
+"""Rollouts of each prompt. The guard is sure of the low tail after one step: 28 sparse rollouts are always enough, and 12
+were in one run of three."""
+ROLLOUTS = runs.PROMPTS * SAMPLES
 CONTROLS, SEED = 4, 3
 """Rollouts of the control group in each step, one of each prompt, and the seed that draws them."""
-SPARSE = runs.ROLLOUTS - CONTROLS
+SPARSE = ROLLOUTS - CONTROLS
 
 
 @dataclass
@@ -43,6 +47,7 @@ def settings(folder: Path) -> dict[str, str]:
     """Sparse rollouts at a budget of 64, with a guard that is sure to go on to a schedule that reads everything."""
     narrow, wide = (Schedule.fixed(budget).save(folder / f"read{budget}.toml") for budget in (64, 512))
     return runs.overrides(folder) | {
+        "actor_rollout_ref.rollout.n": str(SAMPLES),
         f"+{PREFIX}.schedule": str(narrow),
         f"+{PREFIX}.correction.name": "icepop",
         f"+{PREFIX}.rescoring.probe_rollouts": "null",
@@ -50,8 +55,8 @@ def settings(folder: Path) -> dict[str, str]:
         f"+{PREFIX}.guard.at_least": "0.9",
         f"+{PREFIX}.control.by": "guard",
         f"+{PREFIX}.control.stricter": f"[{wide}]",
-        f"+{PREFIX}.control_group.share": str(CONTROLS / runs.ROLLOUTS / 2),
-        f"+{PREFIX}.control_group.share_first": str(CONTROLS / runs.ROLLOUTS),
+        f"+{PREFIX}.control_group.share": str(CONTROLS / ROLLOUTS / 2),
+        f"+{PREFIX}.control_group.share_first": str(CONTROLS / ROLLOUTS),
         f"+{PREFIX}.control_group.seed": str(SEED),
         "trainer.rollout_data_dir": str(folder / "rollouts"),
         "trainer.n_gpus_per_node": "2",
@@ -80,12 +85,12 @@ def run(long_runs: dict[str, Future[Finished]]) -> Finished:
 
 
 def tokens(step: Metrics) -> int:
-    return round(step["response_length/mean"] * runs.ROLLOUTS)
+    return round(step["response_length/mean"] * ROLLOUTS)
 
 
 def control_tokens(step: Metrics) -> int:
-    """Response tokens of the control group: each prompt has one dense rollout, so the step's gap is D / 4 - S / 12."""
-    return round((SPARSE * step["control/step_length_gap"] + tokens(step)) / runs.SAMPLES)
+    """Response tokens of the control group: each prompt has one dense rollout, so the step's gap is D / 4 - S / 28."""
+    return round((SPARSE * step["control/step_length_gap"] + tokens(step)) / SAMPLES)
 
 
 def rewards(run: Finished, number: int) -> list[list[float]]:
@@ -98,7 +103,7 @@ def rewards(run: Finished, number: int) -> list[list[float]]:
     texts = [prompt[0]["content"] for prompt in pd.read_parquet(run.folder / "train.parquet")["prompt"]]
     order = texts[(number - 1) * runs.PROMPTS : number * runs.PROMPTS]
     names = {text: name for (name, _), (text, _) in found.items()}
-    return [[found[_named(names, text), sample][1] for sample in range(runs.SAMPLES)] for text in order]
+    return [[found[_named(names, text), sample][1] for sample in range(SAMPLES)] for text in order]
 
 
 def _named(names: dict[str, str], text: str) -> str:
@@ -109,11 +114,11 @@ def _named(names: dict[str, str], text: str) -> str:
 
 def gaps(run: Finished, number: int) -> list[float]:
     """Reward of each prompt's dense rollout minus the mean of its sparse ones, by the draw of our own loop."""
-    flags = dense_flags(SEED, number, runs.PROMPTS, runs.SAMPLES, CONTROLS / runs.ROLLOUTS)
+    flags = dense_flags(SEED, number, runs.PROMPTS, SAMPLES, CONTROLS / ROLLOUTS)
     found = []
     for place, row in enumerate(rewards(run, number)):
-        dense = flags[place * runs.SAMPLES : (place + 1) * runs.SAMPLES].index(True)
-        found.append(row[dense] - (sum(row) - row[dense]) / (runs.SAMPLES - 1))
+        dense = flags[place * SAMPLES : (place + 1) * SAMPLES].index(True)
+        found.append(row[dense] - (sum(row) - row[dense]) / (SAMPLES - 1))
     return found
 
 
@@ -122,13 +127,13 @@ def test_every_decode_step_of_every_replica_was_sparse_but_those_of_the_control_
     dense = control_tokens(run.first) - CONTROLS
     assert run.first["control/rollouts"] == CONTROLS
     assert run.first["control/dense_steps"] == run.first["rollout/dense_steps"] == dense > 0
-    assert run.first["rollout/sparse_steps"] == tokens(run.first) - runs.ROLLOUTS - dense
+    assert run.first["rollout/sparse_steps"] == tokens(run.first) - ROLLOUTS - dense
     assert run.first["rollout/kv_read_share"] < 0.8
 
 
 def test_the_reward_gap_is_that_of_verls_own_record_by_our_own_loops_draw(run: Finished) -> None:
     for number, step in enumerate((run.first, run.second, run.third), 1):
-        assert step["control/share"] == CONTROLS / runs.ROLLOUTS
+        assert step["control/share"] == CONTROLS / ROLLOUTS
         assert step["control/step_reward_gap"] == pytest.approx(sum(gaps(run, number)) / CONTROLS, abs=1e-9)
     # A switch of the schedule begins anew; the resumed run pools its step with the one before the checkpoint.
     assert [step["control/pairs"] for step in (run.first, run.second, run.third)] == [4, 4, 8]
@@ -165,7 +170,7 @@ def test_the_correction_reached_the_loss(run: Finished) -> None:
 def test_the_guard_moved_the_schedule_on_both_replicas(run: Finished) -> None:
     assert "surely under 0.900" in run.log and "read64 -> read512" in run.log
     assert run.second["rollout/sparse_steps"] == 0
-    assert run.second["rollout/dense_steps"] == tokens(run.second) - runs.ROLLOUTS
+    assert run.second["rollout/dense_steps"] == tokens(run.second) - ROLLOUTS
 
 
 def test_weights_really_arrive(run: Finished) -> None:
