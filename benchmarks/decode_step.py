@@ -4,10 +4,12 @@
     python benchmarks/decode_step.py --model qwen3-1.7b --within-budget \\
         --out benchmarks/results/decode-step-within-budget-qwen3-1.7b-h200.json
 
-The engines run one after the other in one process with the same settings (--separate: a process each). A time is the mean
-over --steps steps in a row, measured --repeats times (see vllm_engines.py). Cells of at most --short tokens, where sparse
-differs from dense by a few percent at most, are measured in three rounds: before, among and after the others, so that what
-drifts shows between the rounds. Cells that an engine's cache does not hold are in the record with the reason.
+The engines run one after the other in one process with the same settings. With --separate each has a process, and with
+--in-turns they take turns in theirs, block by block, so that a slow spell of the host is the same for all (see
+engines_in_turns.py). A time is the mean over --steps steps in a row, measured --repeats times (see vllm_engines.py). Cells
+of at most --short tokens, where sparse differs from dense by a few percent at most, are measured in three rounds: before,
+among and after the others, so that what drifts shows between the rounds. Cells that an engine's cache does not hold are in
+the record with the reason.
 
 --within-budget takes contexts that the schedule reads whole from the first to the last step of a measurement: half of
 the longest such context, and the longest. There sparse mode has nothing to gain, so what it takes more is its overhead.
@@ -17,10 +19,13 @@ from __future__ import annotations
 
 import argparse
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import engines_in_turns
 import vllm_engines
+from engines_in_turns import GPU_SHARE, LEAD_STEPS, EngineApart
 from vllm_engines import STEPS_TO_START, WARM_STEPS, DoesNotFit, Engine
 
 from sparroll import records
@@ -54,14 +59,19 @@ def rounds(options: argparse.Namespace) -> list[tuple[int, int]]:
     return short + long[:middle] + short + long[middle:] + short
 
 
+def asked_of(options: argparse.Namespace, name: str) -> dict[str, Any] | None:
+    """What the plugin is asked for; None for stock vLLM."""
+    attention = ENGINES[name]
+    if attention is None:
+        return None
+    return {"schedule": options.schedule, "attention": attention, "short_step_tokens": options.short_step_tokens}
+
+
 def measure(options: argparse.Namespace, name: str) -> dict[str, Any]:
     """One engine, every cell."""
-    attention = ENGINES[name]
-    asked: dict[str, Any] | None = None
-    if attention is not None:
-        asked = {"schedule": options.schedule, "attention": attention, "short_step_tokens": options.short_step_tokens}
     cells: dict[tuple[int, int], Cell] = {}
-    engine = Engine(options.model, Path(options.folder), asked, max_num_seqs=max(options.batches))
+    settings = {"max_num_seqs": max(options.batches)}
+    engine = Engine(options.model, Path(options.folder), asked_of(options, name), **settings)
     with engine:
         for context, batch in rounds(options):
             cell = cells.setdefault((context, batch), {"engine": name, "batch": batch, "context_tokens": context})
@@ -73,6 +83,40 @@ def measure(options: argparse.Namespace, name: str) -> dict[str, Any]:
             cell.setdefault("seconds", []).extend(seconds)
         about = engine.settings() | {"capacity_tokens": engine.capacity_tokens}
     return {"cells": list(cells.values()), "engine": about | {"left_over_gib": engine.left_over_bytes / 2**30}}
+
+
+def measure_one_by_one(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """What `measure` gives for each engine."""
+    began, found = time.perf_counter(), {}
+    for name in options.engines:
+        found[name] = vllm_engines.own_process(measure, options, name) if options.separate else measure(options, name)
+        print(f"{name} measured after {time.perf_counter() - began:.0f} s", flush=True)
+    return found
+
+
+def measure_in_turns(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """The same, cell by cell."""
+    found: dict[str, dict[tuple[int, int], Cell]] = {name: {} for name in options.engines}
+    settings = {"max_num_seqs": max(options.batches), "gpu_memory_utilization": GPU_SHARE / len(options.engines)}
+    engines: dict[str, EngineApart] = {}
+    with ExitStack() as stack:
+        for name in options.engines:
+            engine = EngineApart(options.model, Path(options.folder), asked_of(options, name), **settings)
+            engines[name] = stack.enter_context(engine)
+        for context, batch in rounds(options):
+            cells = {
+                name: of.setdefault((context, batch), {"engine": name, "batch": batch, "context_tokens": context})
+                for name, of in found.items()
+            }
+            try:
+                seconds = engines_in_turns.step_seconds(engines, [context] * batch, options.steps, options.repeats)
+            except DoesNotFit as error:
+                for cell in cells.values():
+                    cell["skipped"] = str(error)
+                continue
+            for name, cell in cells.items():
+                cell.setdefault("seconds", []).extend(seconds[name])
+    return {name: {"cells": list(found[name].values()), "engine": engines[name].about} for name in options.engines}
 
 
 def main() -> None:
@@ -92,19 +136,21 @@ def main() -> None:
     parser.add_argument("--short", type=int, default=1024, help="contexts up to this are measured in three rounds")
     parser.add_argument("--steps", type=int, default=16, help="decode steps that are timed as one")
     parser.add_argument("--repeats", type=int, default=3, help="how often they are timed in each cell and round")
-    parser.add_argument("--separate", action="store_true", help="each engine in a process of its own")
+    apart = parser.add_mutually_exclusive_group()
+    apart.add_argument("--separate", action="store_true", help="each engine in a process of its own")
+    apart.add_argument("--in-turns", action="store_true", help="the same, and they take turns, block by block")
     parser.add_argument("--folder", default="/tmp/sparroll-bench", help="where the model configs go")
     options = parser.parse_args()
     options.schedule = vllm_engines.schedule_of(options.model, options.schedule, Path(options.folder))
     if options.within_budget:
         decoded = STEPS_TO_START + 2 + WARM_STEPS + options.steps * options.repeats
+        if options.in_turns:
+            decoded += LEAD_STEPS * options.repeats
         options.contexts = contexts_within_budget(Schedule.load(options.schedule), decoded)
-    began, cells, engines = time.perf_counter(), [], {}
-    for name in options.engines:
-        found = vllm_engines.own_process(measure, options, name) if options.separate else measure(options, name)
-        cells += found["cells"]
-        engines[name] = found["engine"]
-        print(f"{name} measured after {time.perf_counter() - began:.0f} s", flush=True)
+    began = time.perf_counter()
+    found = measure_in_turns(options) if options.in_turns else measure_one_by_one(options)
+    cells = [cell for of in found.values() for cell in of["cells"]]
+    engines = {name: of["engine"] for name, of in found.items()}
     table(cells)
     if options.out:
         schedule = Schedule.load(options.schedule)
