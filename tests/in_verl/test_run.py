@@ -24,8 +24,8 @@ from sparroll.schedule import Schedule
 
 Metrics = dict[str, float]
 SAMPLES = 8
-"""Rollouts of each prompt. The guard is sure of the low tail after one step: 28 sparse rollouts are always enough, and 12
-were in one run of three."""
+"""Rollouts of each prompt: so many that the guard is sure of the low tail after one step. With 12 sparse ones it was not
+always, as some may end after a few tokens."""
 ROLLOUTS = runs.PROMPTS * SAMPLES
 CONTROLS, SEED = 4, 3
 """Rollouts of the control group in each step, one of each prompt, and the seed that draws them."""
