@@ -3,13 +3,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
+
+from sparroll.errors import UserError
+from sparroll.integrations.verl.refusals import check_version
 
 
 def main() -> None:
-    if importlib.util.find_spec("verl") is None or importlib.util.find_spec("ray") is None:
-        print("error: verl is not installed\nhint: pip install -e '.[verl]'", file=sys.stderr)
+    # Before what is imported below, which may be missing in another version, or do something else there.
+    try:
+        check_version()
+    except UserError as error:
+        print(f"error: {error.message}\nhint: {error.hint}", file=sys.stderr)
         sys.exit(2)
     from sparroll.integrations.verl.main import main as run
 

@@ -4,16 +4,24 @@ the checks."""
 from __future__ import annotations
 
 from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import runs
 
+from sparroll.integrations import saved_state
 from sparroll.integrations.verl.settings import PREFIX
 from sparroll.schedule import Schedule
 
 
-def long_run(folder: Path) -> list[dict[str, float]]:
+@dataclass
+class Finished:
+    folder: Path
+    steps: list[dict[str, float]]
+
+
+def long_run(folder: Path) -> Finished:
     runs.write_world(folder)
     verified = {
         f"+{PREFIX}.schedule": str(Schedule.fixed(64).save(folder / "read64.toml")),
@@ -26,16 +34,22 @@ def long_run(folder: Path) -> list[dict[str, float]]:
         "actor_rollout_ref.actor.clip_ratio_low": "0.001",
         "actor_rollout_ref.actor.clip_ratio_high": "0.001",
         "trainer.total_training_steps": "2",
+        "trainer.save_freq": "1",
     }
     printed = runs.run(folder, runs.overrides(folder) | verified, "verified", standing=True)
     assert (folder / "verified.jsonl").is_file(), printed[-4000:]
     first, second = runs.steps(folder, "verified")
-    return [first, second]
+    return Finished(folder, [first, second])
 
 
 @pytest.fixture(scope="module")
-def steps(long_runs: dict[str, Future[list[dict[str, float]]]]) -> list[dict[str, float]]:
+def finished(long_runs: dict[str, Future[Finished]]) -> Finished:
     return long_runs[__name__].result()
+
+
+@pytest.fixture(scope="module")
+def steps(finished: Finished) -> list[dict[str, float]]:
+    return finished.steps
 
 
 def test_every_rollout_but_the_control_group_was_drafted_sparsely_and_checked(steps: list[dict[str, float]]) -> None:
@@ -69,3 +83,8 @@ def test_the_control_groups_drafts_were_dense_and_its_rollouts_compared(steps: l
     assert [step["control/pairs"] for step in steps] == [runs.PROMPTS, 2 * runs.PROMPTS]
     # The checks compare whole distributions, so the ceiling has a measurement of its own, as without a control group.
     assert [step["mismatch/dense_ceiling_step"] for step in steps] == [1, 1]
+
+
+def test_a_checkpoint_holds_the_ceiling_that_was_measured_after_verl_had_written_it(finished: Finished) -> None:
+    saved = saved_state.read(finished.folder / "checkpoints" / "global_step_1", "")
+    assert saved["ceiling"]["mismatch/dense_ceiling_step"] == 1

@@ -76,6 +76,22 @@ def test_ctrl_c_during_rollouts_saves_the_last_completed_step(
     assert_same_run(out, straight)
 
 
+def test_what_a_run_says_at_its_start_is_said_by_the_one_that_goes_on_from_before_its_first_step(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = short_config(model, **PLAIN, guard={"action": "warn"}, checkpoint={"every_steps": 0})
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    (notice, *_) = train(config, whole).events
+    assert "the guard watches nothing" in notice
+    with monkeypatch.context() as patch:
+        interrupted_at(1, patch)
+        with pytest.raises(KeyboardInterrupt):
+            train(config, cut)
+    train(config, cut, resume=True)
+    assert_same_run(cut, whole)
+    assert notice in train(config, cut, resume=True).events
+
+
 def test_ctrl_c_during_the_update_waits_for_the_step_to_be_complete(
     model: str, straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -95,9 +95,44 @@ def test_short_steps_are_a_number_of_tokens_of_a_sparse_engine(
         VLLMEngine("tiny-reasoner", **asked)
 
 
-def test_stages_of_a_pipeline_are_refused() -> None:
-    with pytest.raises(UserError, match="one pipeline stage"):
-        VLLMEngine("tiny-reasoner", pipeline_parallel_size=2)
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"pipeline_parallel_size": 2}, "one pipeline stage"),
+        ({"worker_extension_cls": "other.Extension"}, "its own worker extension"),
+        ({"logprobs_mode": "raw_logprobs"}, "'raw_logprobs' gives no log-probabilities of the distribution"),
+        (
+            {"sparse": False, "additional_config": {"sparroll": "a.toml"}},
+            r"sparse=False, but additional_config\[\"sparroll\"\] makes the engine sparse",
+        ),
+        ({"additional_config": {"sparroll": {"shedule": "a.toml"}}}, "did you mean 'schedule'"),
+    ],
+)
+def test_arguments_of_vllms_own_that_contradict_the_engine_are_refused_before_vllm_starts(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], reason: str
+) -> None:
+    monkeypatch.setattr(launch, "start", lambda *arguments: pytest.fail("vLLM was started"))
+    monkeypatch.setattr("sparroll.engines.vllm.engine._open", [])
+    with pytest.raises(UserError, match=reason):
+        VLLMEngine("tiny-reasoner", dtype=torch.float32, **given)
+
+
+def test_short_steps_are_known_whichever_way_they_were_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class Started(Exception):
+        """Here vLLM would start."""
+
+    def start(folder: Any, arguments: dict[str, Any]) -> None:
+        raise Started
+
+    monkeypatch.setattr(launch, "start", start)
+    schedule = str(Schedule.fixed(64).save(tmp_path / "read64.toml"))
+    own = {"additional_config": {"sparroll": {"schedule": schedule, "short_step_tokens": 9}}}
+    for given in ({"short_step_tokens": 9}, own):
+        monkeypatch.setattr("sparroll.engines.vllm.engine._open", [])
+        engine = VLLMEngine.__new__(VLLMEngine)
+        with pytest.raises(Started):
+            engine.__init__("tiny-reasoner", schedule=schedule, dtype=torch.float32, **given)  # type: ignore[misc]
+        assert engine.short_step_tokens == 9
 
 
 def test_what_vllms_configuration_refuses_is_a_users_error(monkeypatch: pytest.MonkeyPatch) -> None:

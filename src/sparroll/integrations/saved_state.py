@@ -4,6 +4,7 @@ nothing is pickled."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,15 +17,18 @@ from sparroll import files, records
 from sparroll.errors import UserError
 from sparroll.resume import refuse_changes
 
-FORMAT = 1
-PLAIN, TENSORS = "sparroll.json", "sparroll.safetensors"
+FORMAT = 2
+PLAIN = "sparroll.json"
+"""Names the file of the tensors, whose own name follows from what it holds."""
 Settings = Mapping[str, Any]
 """What a run that goes on must have in common with the one that wrote the state: CommonSettings.table()."""
 
 
 def write(folder: Path | str, state: dict[str, Any], settings: Settings | None = None) -> None:
-    """Write a state: plain data, but for the tensors in its tables under "watchers". The plain file comes last: where it
-    is, the state is whole. settings: those of the run, which `read` compares."""
+    """Write a state, or another one in its place: plain data, but for the tensors in its tables under "watchers". The plain
+    file comes last: where it is, the state that it describes is whole, whenever the process was killed.
+
+    settings: those of the run, which `read` compares."""
     folder = Path(folder)
     if settings is not None:
         state = state | {"settings": _plain(settings)}
@@ -33,8 +37,13 @@ def write(folder: Path | str, state: dict[str, Any], settings: Settings | None =
     for name, table in state["watchers"].items():
         watchers[name] = {key: value for key, value in table.items() if not isinstance(value, torch.Tensor)}
         tensors |= {f"{name}/{key}": value for key, value in table.items() if isinstance(value, torch.Tensor)}
-    files.write_bytes(folder / TENSORS, save({name: tensor.contiguous() for name, tensor in tensors.items()}))
-    files.write_json(folder / PLAIN, state | {"format": FORMAT, "watchers": watchers})
+    data = save({name: tensor.contiguous() for name, tensor in tensors.items()})
+    named = f"sparroll-{hashlib.blake2b(data, digest_size=8).hexdigest()}.safetensors"
+    files.write_bytes(folder / named, data)
+    files.write_json(folder / PLAIN, state | {"format": FORMAT, "tensors": named, "watchers": watchers})
+    for before in folder.glob("sparroll-*.safetensors"):
+        if before.name != named:
+            before.unlink()
 
 
 def read(
@@ -57,13 +66,13 @@ def read(
     state = files.read_table(folder / PLAIN, hint)
     if state.pop("format", None) != FORMAT:
         raise UserError(f"{folder / PLAIN} was written by another version of sparroll", hint)
-    before = state.pop("settings", None)
+    named, before = state.pop("tensors"), state.pop("settings", None)
     if settings is not None and before is not None:
         try:
             refuse_changes(folder, before, _plain(settings), way_out=hint)
         except UserError as error:
             raise UserError(in_their_words(error.message), error.hint) from None
-    for place, tensor in load((folder / TENSORS).read_bytes()).items():
+    for place, tensor in load((folder / named).read_bytes()).items():
         name, _, key = place.partition("/")
         state["watchers"][name][key] = tensor
     return state

@@ -228,7 +228,7 @@ def open_run(asked: TrainConfig | DistillConfig, out: Path, resume: bool, *, tas
             replay=_replay(config, adapter),
             state=state,
             resumed_from=found,
-            notices=[] if found else [*task_notices(task), *_notices(asked, config, guard, engine, schedule)],
+            notices=[] if state.step else [*task_notices(task), *_notices(asked, config, guard, engine, schedule)],
             frozen=frozen,
         )
         seed_everything(config.train.seed)

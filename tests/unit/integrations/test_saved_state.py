@@ -35,6 +35,28 @@ def test_a_state_comes_back_with_its_tensors_and_without_the_settings(tmp_path: 
     assert found == STATE | {"watchers": {"guard": {"steps": 3}, "empty_steps": {}}}
 
 
+def test_a_kill_while_a_state_is_replaced_leaves_one_of_both_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def killed(*_: Any) -> None:
+        raise Killed
+
+    after = STATE | {"watchers": {"guard": {"steps": 4, "counts": torch.tensor([3, 4])}, "empty_steps": {}}}
+    for name, steps in (("write_bytes", 3), ("write_json", 3), ("unlink", 4)):
+        saved_state.write(tmp_path, STATE)
+        with monkeypatch.context() as patched:
+            patched.setattr(Path if name == "unlink" else saved_state.files, name, killed)
+            with pytest.raises(Killed):
+                saved_state.write(tmp_path, after)
+        guard = read_again(tmp_path, None)["watchers"]["guard"]
+        assert (guard["steps"], guard["counts"].tolist()) == (steps, [1, 2] if steps == 3 else [3, 4])
+    saved_state.write(tmp_path, after)
+    assert len(list(tmp_path.iterdir())) == 2, "what nothing names is gone"
+
+
 def test_other_settings_are_refused_with_the_first_that_differs_both_values_and_the_way_out(tmp_path: Path) -> None:
     saved_state.write(tmp_path, STATE, SETTINGS)
     other = SETTINGS | {"guard": {"at_least": 0.9, "stricter": ("dense",)}, "seed": 1}

@@ -15,11 +15,12 @@ from typing import Any
 import torch
 
 from sparroll.draft_check import DraftCheck
-from sparroll.engines.vllm.settings import check_token_count
+from sparroll.engines.vllm.settings import KEY, SCHEDULE_VARIABLE, VLLMSettings, check_token_count
 from sparroll.engines.vllm.worker import EXTENSION
 from sparroll.errors import UserError
 from sparroll.schedule import Schedule
 
+LOGPROBS_MODE = "processed_logprobs"
 _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
@@ -47,7 +48,7 @@ def llm_arguments(
         "max_num_seqs": max_batch,
         "max_logprobs": -1,
         # Log-probabilities of the distribution that was sampled from, after temperature and top-p.
-        "logprobs_mode": "processed_logprobs",
+        "logprobs_mode": LOGPROBS_MODE,
         "generation_config": "vllm",
         "worker_extension_cls": EXTENSION,
         "use_tqdm_on_load": False,
@@ -69,7 +70,7 @@ def llm_arguments(
     if capacity is not None:
         arguments |= {
             "block_size": math.lcm(16, capacity.selector.row_tokens),
-            "additional_config": {"sparroll": _asked(capacity, short_step_tokens)},
+            "additional_config": {KEY: _asked(capacity, short_step_tokens)},
         }
         if not on_cpu:
             arguments["attention_backend"] = "CUSTOM"
@@ -91,6 +92,34 @@ def widest(schedule: Schedule, context_limit: int, layers: int) -> Schedule:
     dense_layers = tuple(layer for layer in schedule.dense_layers if layer < layers)
     check = DraftCheck(schedule.check.window_tokens) if schedule.check else None
     return replace(Schedule.fixed(whole, schedule.selector, dense_layers), check=check)
+
+
+def settings_of(arguments: Mapping[str, Any], sparse: bool) -> VLLMSettings | None:
+    """What an engine with these arguments asks of the plugin; None for vLLM's own attention. Raises UserError where the
+    caller's own arguments contradict what VLLMEngine rests on."""
+    if int(arguments.get("pipeline_parallel_size", 1)) > 1:
+        raise UserError("VLLMEngine reads the counters of one pipeline stage", "use pipeline_parallel_size=1")
+    if arguments["worker_extension_cls"] != EXTENSION:
+        raise UserError("VLLMEngine talks to its own worker extension", "leave worker_extension_cls out")
+    if arguments["logprobs_mode"] != LOGPROBS_MODE:
+        raise UserError(
+            f"logprobs_mode {arguments['logprobs_mode']!r} gives no log-probabilities of the distribution that is sampled "
+            "from",
+            "leave logprobs_mode out",
+        )
+    additional = arguments.get("additional_config") or {}
+    if sparse:
+        return VLLMSettings.parse(additional.get(KEY))
+    if KEY in additional:
+        raise UserError(
+            f'sparse=False, but additional_config["{KEY}"] makes the engine sparse', "leave it out, or use sparse=True"
+        )
+    if os.environ.get(SCHEDULE_VARIABLE):
+        raise UserError(
+            f"sparse=False, but {SCHEDULE_VARIABLE}={os.environ[SCHEDULE_VARIABLE]} makes every engine sparse",
+            f"unset {SCHEDULE_VARIABLE}",
+        )
+    return None
 
 
 def check_short_steps(short_step_tokens: int, sparse: bool, vllm_arguments: Mapping[str, Any]) -> None:

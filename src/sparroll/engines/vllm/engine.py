@@ -7,7 +7,6 @@ rollouts.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,12 +25,10 @@ from sparroll.engines.load_model import check_checkpoint
 from sparroll.engines.prompt_encoder import response_text
 from sparroll.engines.report import EngineReport, LayerReport
 from sparroll.engines.vllm import launch, model_files, outputs, requests, rescoring
-from sparroll.engines.vllm.arguments import check_short_steps, llm_arguments, whole_prompts, widest
+from sparroll.engines.vllm.arguments import check_short_steps, llm_arguments, settings_of, whole_prompts, widest
 from sparroll.engines.vllm.attention.state import MOST_STEPS, check_fits_engine
-from sparroll.engines.vllm.settings import SCHEDULE_VARIABLE
 from sparroll.engines.vllm.step_check import check_ran
 from sparroll.engines.vllm.weights import checked, expected_shapes
-from sparroll.engines.vllm.worker import EXTENSION
 from sparroll.errors import UserError
 from sparroll.models import fingerprint, whole_model
 from sparroll.progress import OnProgress
@@ -86,7 +83,6 @@ class VLLMEngine(Engine):
         if max_batch < 1:
             raise UserError(f"max_batch must be at least 1, got {max_batch}")
         check_short_steps(short_step_tokens, sparse, vllm_arguments)
-        self.short_step_tokens = short_step_tokens
         launch.prepare_process()
         folder = whole_model(str(model))
         self.model_name = str(model)
@@ -125,21 +121,15 @@ class VLLMEngine(Engine):
         arguments |= vllm_arguments
         if _open:
             raise UserError("another VLLMEngine is open in this process", "close() it first")
-        if int(arguments.get("pipeline_parallel_size", 1)) > 1:
-            raise UserError("VLLMEngine reads the counters of one pipeline stage", "use pipeline_parallel_size=1")
+        settings = settings_of(arguments, sparse)
+        # They may be the caller's own, in additional_config.
+        self.short_step_tokens = 0 if settings is None else settings.short_step_tokens
         self._parallel = int(arguments.get("tensor_parallel_size", 1))
         self._sleep_mode = bool(arguments.get("enable_sleep_mode", False))
-        if arguments["worker_extension_cls"] != EXTENSION:
-            raise UserError("VLLMEngine talks to its own worker extension", "leave worker_extension_cls out")
         if sparse:
             from sparroll.engines.vllm import plugin
 
             plugin.register()
-        elif os.environ.get(SCHEDULE_VARIABLE):
-            raise UserError(
-                f"sparse=False, but {SCHEDULE_VARIABLE}={os.environ[SCHEDULE_VARIABLE]} makes every engine sparse",
-                f"unset {SCHEDULE_VARIABLE}",
-            )
         if "load_format" not in arguments and getattr(self.config, "quantization_config", None) is None:
             # vLLM passes over tensors that it does not know, and over a missing one that is tied to another.
             check_checkpoint(str(model))

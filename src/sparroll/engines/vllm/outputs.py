@@ -62,10 +62,11 @@ class SampledOnly(Sequence[Any]):
 def log_probs(flat: Any, tokens: list[int], top_k: int) -> tuple[Tensor, TopK | None]:
     """([T] of the sampled tokens, the most likely tokens) from vLLM's flat lists, whose rows hold the sampled token and
     then the most likely ones."""
+    shape, given = (len(tokens), top_k + 1), len(flat.token_ids)
+    assert given == shape[0] * shape[1], f"vLLM returned {given} log-probabilities for {shape[0]} rows of {shape[1]}"
     # Their lists are of Python's numbers, which NumPy reads three times as fast as torch does.
-    ids_TW = torch.from_numpy(np.array(flat.token_ids, dtype=np.int64)).view(len(tokens), -1)
-    logp_TW = torch.from_numpy(np.array(flat.logprobs, dtype=np.float32)).view(len(tokens), -1)
-    assert ids_TW.shape[1] == top_k + 1, f"vLLM returned rows of {ids_TW.shape[1]} log-probabilities for top_k {top_k}"
+    ids_TW = torch.from_numpy(np.array(flat.token_ids, dtype=np.int64)).view(shape)
+    logp_TW = torch.from_numpy(np.array(flat.logprobs, dtype=np.float32)).view(shape)
     sampling.check_finite(logp_TW[:, 0], f"in a response of {len(tokens)} tokens")
     assert ids_TW[:, 0].tolist() == tokens, "vLLM's log-probabilities are of other tokens than it returned"
     return logp_TW[:, 0].clone(), TopK(ids_TW[:, 1:].clone(), logp_TW[:, 1:].clone()) if top_k else None

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from importlib import metadata
 from typing import Any
 
 from sparroll.errors import UserError, nearest
 
+TESTED = "0.9"
+"""The version of verl whose methods our trainers override."""
 MODES = {
     "sparroll_sync": "sync",
     "sparroll_colocate_async": "colocate_async",
@@ -26,6 +29,20 @@ _DIVISORS = {
     "seq-mean-token-mean": "the tokens that the correction keeps of each response, then by rollouts",
 }
 """What verl's loss divides by in each mode. Only the first one gives the loss of our own loop."""
+
+
+def check_version() -> None:
+    """Raise UserError unless verl is installed with Ray, and in the version that was tested."""
+    install = 'pip install -e ".[verl]", in an environment without TRL'
+    try:
+        found, _ = metadata.version("verl"), metadata.version("ray")
+    except metadata.PackageNotFoundError as error:
+        raise UserError(f"verl is not installed: there is no {error.name}", install) from None
+    if found.split(".")[:2] != TESTED.split("."):
+        raise UserError(
+            f"sparroll overrides methods of verl {TESTED}, and verl {found} is installed",
+            f"{install}, or verl=={TESTED}.*",
+        )
 
 
 def check(config: Mapping[str, Any]) -> None:

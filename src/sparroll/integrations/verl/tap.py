@@ -94,6 +94,8 @@ class Tap:
         self._prompts: dict[str, list[int]] = {}
         """Those of the last step in which there were any, by their digests."""
         self._new_prompts: dict[str, list[int]] = {}
+        self._under_way: set[str] = set()
+        """Requests of training whose end `generate` has not seen. vLLM may have ended them already."""
         self._unsaid: dict[str, _Unsaid] = {}
         self._said: dict[str, list[dict[str, Any]]] = {}
         self._responses: list[CheckedResponse] = []
@@ -118,6 +120,7 @@ class Tap:
         if begun.dense:
             prompt = {**prompt, "cache_salt": CACHE_SALT}
         finished = None
+        self._under_way.add(request_id)
         try:
             async for output in self._engine.generate(
                 prompt=prompt, sampling_params=sampling_params, request_id=request_id, **more
@@ -127,6 +130,7 @@ class Tap:
                     self._keep(output, request_id, begun)
                 yield output
         finally:
+            self._under_way.discard(request_id)
             if finished is None:
                 self._rescorer_of(begun.dense).count_aborted()
 
@@ -221,19 +225,20 @@ class Tap:
         packed, *_ = await self._engine.collective_rpc("sparroll_take_checked_packed")
         for name, said in unpacked(packed).items():
             self._said.setdefault(name, []).append(said)
-        # vLLM may append to a request's name.
         names = {self._name(name): name for name in self._said}
         whole = []
         for request_id in [each for each in self._unsaid if each in names]:
             held, said = self._unsaid.pop(request_id), _joined(self._said.pop(names[request_id]))
             rollout = replace(held.rollout, **outputs.checked(said, len(held.rollout.response_ids)))
             whole.append(replace(held, rollout=rollout))
-        running = {*self._engine.output_processor.request_states}
-        self._said = {name: parts for name, parts in self._said.items() if name in running}
+        running = {*self._engine.output_processor.request_states, *self._under_way}
+        self._said = {
+            name: parts for name, parts in self._said.items() if not running.isdisjoint((name, _without_suffix(name)))
+        }
         return whole
 
     def _name(self, name: str) -> str:
-        return name if name in self._unsaid else name.rpartition("-")[0]
+        return name if name in self._unsaid else _without_suffix(name)
 
     async def dense_ceiling(self, prompts: int, max_tokens: int) -> State:
         """TailStatistics.packed_state() of dense rollouts: one response to each of so many prompts of the last step. Dense
@@ -286,6 +291,11 @@ class Tap:
         """The dense log-probabilities of what was measured since the last call, where they are kept."""
         taken, self._responses = self._responses, []
         return taken
+
+
+def _without_suffix(name: str) -> str:
+    """A request's name without what vLLM may have appended to it."""
+    return name.rpartition("-")[0]
 
 
 def _response(held: _Unsaid) -> CheckedResponse:

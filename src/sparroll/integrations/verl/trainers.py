@@ -68,6 +68,8 @@ class SparseTrainer:
         self._spent: dict[str, float] = defaultdict(float)
         """Seconds of the driver in this step that verl alone would not have spent, by part."""
         self._restored = False
+        self._saved_step = 0
+        """The step of the last checkpoint that this run wrote."""
         rollout = config.actor_rollout_ref.rollout
         context_tokens = rollout.max_model_len or rollout.prompt_length + rollout.response_length
         self.control_rows = ControlRows(int(rollout.response_length), int(context_tokens))
@@ -217,6 +219,9 @@ class SparseTrainer:
         states = self._ask("sparroll_dense_ceiling", count, self.config.actor_rollout_ref.rollout.response_length)
         self._ask("sparroll_take")
         self.steps.measured_ceiling(states, self.global_steps)
+        if self._saved_step == self.global_steps:
+            # verl writes the step's checkpoint before this is known.
+            self._save_state()
         self._set_on_all(self.steps.schedule)
         if first:
             self._extra |= self.steps.ceiling
@@ -261,10 +266,14 @@ class SparseTrainer:
 
     def _save_checkpoint(self: Any) -> None:
         # verl's own files come last, the one that names the newest checkpoint among them.
+        self._save_state()
+        super()._save_checkpoint()  # type: ignore[misc]
+        self._saved_step = self.global_steps
+
+    def _save_state(self: Any) -> None:
         folder = os.path.join(self.config.trainer.default_local_dir, f"global_step_{self.global_steps}")
         os.makedirs(folder, exist_ok=True)
         saved_state.write(folder, self.steps.state(), self.settings.table())
-        super()._save_checkpoint()  # type: ignore[misc]
 
     def _load_checkpoint(self: Any) -> None:
         super()._load_checkpoint()  # type: ignore[misc]

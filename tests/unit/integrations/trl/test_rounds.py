@@ -110,7 +110,7 @@ def test_a_round_without_a_measurement_decides_nothing() -> None:
 def test_a_state_of_another_format_is_refused(tmp_path: Path) -> None:
     saved_state.write(tmp_path, rounds().state())
     path = tmp_path / saved_state.PLAIN
-    path.write_text(path.read_text().replace('"format": 1', '"format": 99'))
+    path.write_text(path.read_text().replace(f'"format": {saved_state.FORMAT}', '"format": 99'))
     with pytest.raises(UserError, match="another version"):
         saved_state.read(tmp_path, "start anew")
 

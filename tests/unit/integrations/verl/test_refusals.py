@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import metadata
 from typing import Any
 
 import pytest
@@ -30,6 +31,24 @@ def config(**changes: Any) -> dict[str, Any]:
             place = place.setdefault(parent, {})
         place[last] = value
     return table
+
+
+def test_another_version_of_verl_is_refused_and_so_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {"verl": "0.10.0", "ray": "2.50.0"}
+
+    def version(name: str) -> str:
+        if name not in found:
+            raise metadata.PackageNotFoundError(name)
+        return found[name]
+
+    monkeypatch.setattr(metadata, "version", version)
+    with pytest.raises(UserError, match=r"methods of verl 0\.9, and verl 0\.10\.0 is installed"):
+        refusals.check_version()
+    found["verl"] = "0.9.1"
+    refusals.check_version()
+    del found["ray"]
+    with pytest.raises(UserError, match="verl is not installed: there is no ray"):
+        refusals.check_version()
 
 
 def test_verls_defaults_pass() -> None:

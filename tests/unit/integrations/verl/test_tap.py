@@ -100,6 +100,14 @@ def test_a_rollout_is_measured_and_verl_gets_the_log_probabilities_that_it_asked
     assert tapped._engine.asked[0].logprobs == VOCABULARY
 
 
+def test_a_rollout_whose_context_holds_no_token_that_can_be_read_again_counts_without_one() -> None:
+    tapped = tap(Engine(tokens=(0,)))
+    asyncio.run(ask(tapped, [3] * 99))
+    asyncio.run(tapped.measure())
+    _, counts, *_ = tapped.take()
+    assert (counts.held, counts.measured, counts.measured_tokens) == (1, 1, 0)
+
+
 def test_validation_and_greedy_requests_pass_through_untouched() -> None:
     tapped = tap(Engine())
     asyncio.run(ask(tapped, [3], temperature=0.0))
@@ -238,6 +246,35 @@ def test_dense_drafts_are_trained_on_and_counted_but_are_no_sparse_tokens() -> N
     _, counts, _, checked = tapped.take()
     assert (counts.held, counts.measured, checked.tokens, checked.checks.windows) == (0, 0, 0, 1)
     assert len(tapped.take_responses()) == 1 and tapped.take_control()[0] is None
+
+
+def test_what_the_checks_said_of_a_request_that_vllm_has_ended_waits_until_its_end_is_seen() -> None:
+    engine = Engine()
+    tapped = tap(engine, checks_drafts=True)
+
+    async def asked_between() -> None:
+        ended, seen = engine.generate, asyncio.Event()
+
+        async def generate(**given: Any) -> AsyncIterator[Any]:
+            async for output in ended(**given):
+                # vLLM has forgotten the request, and whoever waits for it has not been woken up yet.
+                await seen.wait()
+                yield output
+
+        engine.generate = generate  # type: ignore[method-assign]
+        request = asyncio.create_task(ask(tapped, [3], "a"))
+        await asyncio.sleep(0)
+        engine.said = {"a-7f": said(3, 0.8), "b-7f": said(3, 0.8)}
+        await tapped.measure()
+        seen.set()
+        await request
+        await tapped.measure()
+
+    asyncio.run(asked_between())
+    counts = tapped.take()[1]
+    assert (counts.held, counts.measured, counts.checked) == (1, 1, 1)
+    # Nobody waits for the other one.
+    assert not tapped._said and not tapped._unsaid
 
 
 def said(tokens: int, acceptance: float) -> dict[str, Any]:
