@@ -98,26 +98,31 @@ class BlindSpots:
     def least_budgets(
         self, sweep: Sweep, min_tokens: int = MIN_TOKENS, min_rollouts: int = LEAST_ROLLOUTS
     ) -> dict[int, int]:
-        """For each bin with enough data the least budget of the grid from which on every bound holds. Raises UserError
-        where the largest one breaks a bound."""
+        """For each bin with enough data at some budget, the least of the budgets with enough data from which on every bound
+        holds there. Where the largest of them breaks one, a larger budget may hold it: the largest of the grid is taken.
+        Raises UserError where that one has enough data and breaks a bound."""
         self.check_measured(sweep)
         counting = [cell for cell in sweep.cells() if cell.counts(min_tokens, min_rollouts)]
         ends = {cell.from_context_tokens: cell.to_context_tokens for cell in counting}
         if not self.any:
             return dict.fromkeys(ends, 0)
+        measured, largest = dict(zip(sweep.budgets, sweep.measurements, strict=True)), sweep.budgets[-1]
         found = {}
         for start, end in ends.items():
-            broken = [self.broken(each, start) for each in sweep.measurements]
-            good = len(broken)
-            while good > 0 and not broken[good - 1]:
-                good -= 1
-            if good == len(broken):
-                raise UserError(
-                    f"{bin_name(start, end)} has {' and '.join(broken[-1])} at the largest budget, {sweep.budgets[-1]}; "
-                    f"asked for: {self}",
-                    "measure larger budgets, allow more, or with checks raise the floor",
-                )
-            found[start] = sweep.budgets[good]
+            found[start] = largest
+            for budget in sorted(
+                (c.kv_budget_tokens for c in counting if c.from_context_tokens == start), reverse=True
+            ):
+                broken = self.broken(measured[budget], start)
+                if broken and budget == largest:
+                    raise UserError(
+                        f"{bin_name(start, end)} has {' and '.join(broken)} at the largest budget, {largest}; "
+                        f"asked for: {self}",
+                        "measure larger budgets, allow more, or with checks raise the floor",
+                    )
+                if broken:
+                    break
+                found[start] = budget
         return found
 
     def __str__(self) -> str:

@@ -18,9 +18,9 @@ from sparroll.errors import UserError
 
 Target = float | ImpossibleLimit | None
 """None: nothing has to hold but the bounds beside the target. The tail is then measured and decides nothing."""
-NEEDED = 5
+NEEDED = 5.5
 """A cell of a share counts once it has so many tokens that this many impossible ones are expected at the limit. With none
-among them, the upper end of its interval is then under the limit."""
+among them, the upper end of its interval is then under the limit, if they are of 8 rollouts of equal length or more."""
 
 
 class OutOfReach(UserError):

@@ -34,7 +34,7 @@ class Verification:
     measurement: Measurement
     """What the last round measured with `schedule`."""
     met: bool
-    """Whether every bin with enough data met the target in the last round."""
+    """Whether every bin with enough data met the target in the last round, and there was one."""
     missed: tuple[str, ...]
     """Names of the bins that missed it."""
     rounds: tuple[Measurement, ...]
@@ -85,7 +85,9 @@ def verify(
         judged = [cell for cell in cells_for(target, measurement, 0) if cell.counts(min_tokens, min_rollouts)]
         # A rare share needs more tokens than a bound does.
         cells = [cell for cell in judged if cell.counts(needed_tokens(target, min_tokens), min_rollouts)]
+        # One that surely misses the target does so by however few tokens.
         low = {cell.name for cell in cells if getattr(cell, bound) < level(target)}
+        low |= {cell.name for cell in judged if cell.high < level(target)}
         broken = {cell.name: bounds.broken(measurement, cell.from_context_tokens) for cell in judged}
         missed = [cell for cell in judged if cell.name in low or broken[cell.name]]
         raised = _raised(schedule, missed, notches) if len(rounds) < most_rounds else schedule
@@ -97,9 +99,13 @@ def verify(
             break
         schedule = raised
     names = tuple(cell.name for cell in missed)
-    return Verification(
-        _with_figures(schedule, cells), measurement, not missed, names, tuple(rounds), tuple(notes), bound
-    )
+    if not cells and not missed:
+        notes.append(
+            f"round {len(rounds)}: no length could be judged: each has fewer than "
+            f"{needed_tokens(target, min_tokens):,} tokens or {min_rollouts} rollouts; take more prompts or samples"
+        )
+    met = bool(cells) and not missed
+    return Verification(_with_figures(schedule, cells), measurement, met, names, tuple(rounds), tuple(notes), bound)
 
 
 def _round(study: Study, schedule: Schedule, number: int, store: Store, on_progress: OnProgress | None) -> Measurement:

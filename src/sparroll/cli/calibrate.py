@@ -198,6 +198,8 @@ def _write(
         common.print_json(found.table())
     else:
         print("\n".join(text(found)))
-    if found.verification is not None and not found.verification.met:
-        say(f"warning: at {', '.join(found.verification.missed)} {_missed(found.verification, found.schedule)}")
+    verified = found.verification
+    if verified is not None and not verified.met:
+        missed = f"at {', '.join(verified.missed)} {_missed(verified, found.schedule)}"
+        say(f"warning: {missed if verified.missed else verified.notes[-1]}")
     common.wrote(record, page, found.path, quiet=json_output)

@@ -58,6 +58,7 @@ from sparroll.draft_check import DraftCheck
 from sparroll.errors import UserError
 from sparroll.layer_groups import LayerGroups
 from sparroll.mismatch import TailStatistics
+from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
 from sparroll.mismatch.table import TailRow
 from sparroll.schedule import Schedule, Step
 from sparroll.types import StepReport
@@ -218,14 +219,16 @@ class Controller:
         steps = self.rules.window_steps
         if not isinstance(self.held, HeldShare) or step % (10 * steps) != steps % (10 * steps):
             return []
-        most = max((self.window.amount([start])[0] for start in self.window.starts), default=0)
-        if not most or len(self.window.evidence) < steps:
+        found = [each for start in self.window.starts if min(each := self.window.amount([start]))]
+        if not found or len(self.window.evidence) < steps:
             return []
         needed = self.held.needed_tokens
+        lacking, (tokens, rollouts) = min((max(needed / t, LEAST_ROLLOUTS / r), (t, r)) for t, r in found)
         return [
-            f"controller: no length can be judged by its impossible tokens: the fullest one has {most} tokens in "
-            f"{steps} steps, and a limit of {self.held.limit.at_most:g} needs {needed}; --set control.window_steps="
-            f"{math.ceil(steps * needed / most)}, sample more rollouts a step, or use wider bins (mismatch.bin_tokens)"
+            f"controller: no length can be judged by its impossible tokens: the fullest one has {tokens} tokens of "
+            f"{rollouts} rollouts in {steps} steps, and a limit of {self.held.limit.at_most:g} needs {needed} tokens of "
+            f"{LEAST_ROLLOUTS} rollouts; --set control.window_steps={math.ceil(steps * lacking)}, sample more rollouts a "
+            "step, or use wider bins (mismatch.bin_tokens)"
         ]
 
     @property

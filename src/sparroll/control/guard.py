@@ -31,7 +31,6 @@ from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
 from sparroll.mismatch.table import TailRow, bin_name
 from sparroll.rounding import rounded_down
 from sparroll.schedule import Schedule
-from sparroll.types import StepReport
 
 _ALARMS = ("surely under", "surely over", "surely and by more")
 """An alarm's event has one of these, and no other event has."""
@@ -117,20 +116,22 @@ class Guard:
     def watch(self, step: StepEvidence) -> Decision:
         """Test the tail and the control group, each with this step in its window. Dense rollouts are not tested."""
         decision = self._watch_tail(step)
-        report, reason = self._observe_gap(step)
+        gap = self.reward_gap
+        if gap is None or step.pairs is None or step.dense:
+            return decision
+        name = None if step.schedule is None else step.schedule.name
+        report, reason = gap.observe(step.step, name, step.pairs, alarms=self.action != "off")
         if reason and decision.action in ("switch", "stop"):
             decision = replace(decision, events=(*decision.events, reason))
-        elif reason and self.action != "off":
+        elif reason:
             response = self._respond(reason, step)
             decision = replace(response, events=(*decision.events, *response.events))
-        return replace(decision, report=report) if report else decision
-
-    def _observe_gap(self, step: StepEvidence) -> tuple[StepReport, str]:
-        """What RewardGap.observe says; nothing without a control group."""
-        if self.reward_gap is None or step.pairs is None or step.dense:
-            return {}, ""
-        name = None if step.schedule is None else step.schedule.name
-        return self.reward_gap.observe(step.step, name, step.pairs)
+        elif self.action != "off" and decision.action in ("none", "warn") and (said := gap.why_no_alarm(step.step)):
+            decision = replace(decision, action="warn", events=(*decision.events, said))
+        if decision.action == "switch":
+            # Two schedules may have one name.
+            gap.start_anew(step.step)
+        return replace(decision, report=report)
 
     def _watch_tail(self, step: StepEvidence) -> Decision:
         if self.action == "off" or not self.has_target or step.dense:

@@ -19,9 +19,9 @@ a model."""
 SHARE_EXPONENT = 1.0
 """The same of the share of impossible tokens, on the cautious side: between the budgets of the project's records of checked
 rollouts the exponent is .9 to 5."""
-LEAST_EXPECTED = 10
+LEAST_EXPECTED = 11
 """A bin is judged by its share once it has so many tokens that this many impossible ones are expected at the limit. With
-none among them, the upper bound is then under half of the limit."""
+none among them, the upper bound is then under half of the limit, if they are of 8 rollouts of equal length or more."""
 
 
 class HeldStatistic(Protocol):

@@ -21,6 +21,7 @@ from typing import Any
 from sparroll.control.control_group import ControlGroupSettings
 from sparroll.control.gap_evidence import GapEvidence
 from sparroll.control.paired_prompts import REWARD, Gap, PairedPrompt, in_order, pooled_gap
+from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
 from sparroll.rounding import rounded_up
 from sparroll.types import StepReport
 
@@ -53,18 +54,20 @@ class RewardGap:
         unsettled = self.evidence.is_under_way and not self.evidence.is_sure
         return settings.share_first if first or unsettled else settings.share
 
-    def observe(self, step: int, schedule: str | None, pairs: Iterable[PairedPrompt]) -> tuple[StepReport, str]:
+    def observe(
+        self, step: int, schedule: str | None, pairs: Iterable[PairedPrompt], alarms: bool = True
+    ) -> tuple[StepReport, str]:
         """Take in a finished step. -> (figures for the step's metrics, why there is an alarm; empty: there is none)
 
         schedule: name of the schedule that the step's sparse rollouts were sampled under.  pairs: those of all
-        processes.
+        processes.  alarms: whether anybody listens. After an alarm window and evidence start anew.
         """
         new = in_order(pairs)
         assert all(pair.step == step for pair in new), f"pairs of other steps than {step}"
         report: StepReport = {"control/share": self.share(step)}
         if schedule != self.schedule:
             if self.schedule is not None:
-                self._start_anew(step - 1)
+                self.start_anew(step - 1)
             self.schedule = schedule
         self.pairs = (*(pair for pair in self.pairs if pair.step > step - self.settings.window_steps), *new)
         self.evidence.add(pair.bets for pair in new)
@@ -73,15 +76,28 @@ class RewardGap:
         elif self.closer_since is None:
             self.closer_since = step
         report |= _step_report(new) | self._window_report()
-        reason = self._alarm(step)
+        reason = self._alarm(step) if alarms else ""
         if reason:
             # The schedule is still the same one, so its first steps do not begin again. Where the guard answers with
-            # another schedule, the next step does that.
-            self._start_anew(self.since_step)
+            # another schedule, it does that.
+            self.start_anew(self.since_step)
         return report, reason
 
-    def _start_anew(self, since_step: int) -> None:
-        """Forget the window and the evidence. since_step: that of the schedule in force."""
+    def why_no_alarm(self, step: int) -> str:
+        """Once in a window: that there would be an alarm if the prompts were more. Empty where that is not so."""
+        if self.settings.reward_gap is None or not self.evidence.is_sure or step % self.settings.window_steps:
+            return ""
+        gap = pooled_gap(self.pairs, REWARD)
+        if gap is None or gap.counts:
+            return ""
+        return (
+            f"it surely makes a difference to the reward how rollouts are decoded, and no alarm can be raised: the window's "
+            f"comparisons are worth those of {gap.prompts:.1f} different prompts, and {LEAST_ROLLOUTS} are needed; train on "
+            "more prompts, or look at control/reward_gap yourself"
+        )
+
+    def start_anew(self, since_step: int) -> None:
+        """Forget the window and the evidence. since_step: the step after which the schedule in force came."""
         self.pairs, self.since_step, self.closer_since = (), since_step, None
         self.evidence.clear()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -110,6 +111,31 @@ def test_a_bin_without_lists_or_tokens_breaks_no_bound_on_lists(swept) -> None:
 def test_the_least_budget_is_that_from_which_on_every_larger_one_holds(swept, kls, least) -> None:
     found = BlindSpots(kl_at_most=1.0).least_budgets(with_kls(swept, *kls), **LEAST)
     assert set(found.values()) == {least} and len(found) >= 3
+
+
+def test_only_budgets_with_enough_data_in_a_bin_say_what_it_needs(swept: Sweep) -> None:
+    """By hand: the second bin has data at some budgets alone."""
+    start = 100
+    whole = {cell.kv_budget_tokens: cell for cell in swept.cells() if cell.from_context_tokens == start}
+    assert list(whole) == GRID
+
+    class Partly(Sweep):
+        has: tuple[int, ...] = ()
+
+        def cells(self, *_: Any) -> list[Any]:
+            return [cell for budget, cell in whole.items() if budget in self.has]
+
+    def least(has: tuple[int, ...], *kls: float) -> dict[int, int]:
+        made = Partly(**vars(with_kls(swept, *kls)))
+        object.__setattr__(made, "has", has)
+        return BlindSpots(kl_at_most=1.0).least_budgets(made, **LEAST)
+
+    assert least((64, 96), 9, 0, 9, 9) == {start: 96}, "what larger budgets show, they show by too little"
+    assert least((96, 192), 0, 0, 9, 0) == {start: 96}
+    assert least((64,), 9, 0, 0, 0) == {start: 192}, "nothing that holds the bound was measured"
+    with pytest.raises(UserError, match="at the largest budget, 192"):
+        least((64, 192), 0, 0, 0, 9)
+    assert least((64, 128), 0, 9, 0, 9) == {start: 64}
 
 
 def test_without_bounds_every_bin_with_data_may_have_any_budget(swept) -> None:

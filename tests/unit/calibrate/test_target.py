@@ -121,8 +121,15 @@ def test_the_verification_looks_at_bounds_where_there_are_too_few_tokens_for_the
 
 
 def test_too_few_tokens_to_show_the_limit_are_refused_before_anything_runs(tmp_path: Any) -> None:
-    with pytest.raises(UserError, match=r"a cell of the fit needs 500000 tokens, and 64 rollouts"):
+    with pytest.raises(UserError, match=r"a cell of the fit needs 550000 tokens, and 64 rollouts"):
         calibrated(tmp_path, ImpossibleLimit(10, 1e-5))
+
+
+def test_a_verified_share_that_is_surely_over_its_limit_misses_it_by_however_few_tokens(tmp_path: Any) -> None:
+    """So few that none of them could show that the limit holds."""
+    limit, schedule = ImpossibleLimit(10, 1e-5), Schedule.fixed(256, dense_layers=(0,))
+    found = verify(study(beside=0.15), schedule, target=limit, notches=GRID, out=tmp_path, most_rounds=1)
+    assert not found.met and len(found.missed) >= 3 and "upper bound of the share of 0.1" in found.notes[0]
 
 
 def test_a_limit_that_dense_rollouts_exceed_is_refused_with_the_reason(tmp_path: Any) -> None:

@@ -148,3 +148,9 @@ def test_a_raised_budget_raises_what_comes_after_it_and_no_budget_falls():
 def test_a_raised_step_has_no_figures_of_its_old_budget():
     measured = Schedule((Step(0, 128, {"value": 0.8}),), dense_layers=(0,))
     assert _at_least(measured, 0, [128], [192]).steps[0].measured is None
+
+
+def test_a_verification_that_could_judge_nothing_does_not_meet_the_target(tmp_path):
+    got = run(study(), Schedule((Step(0, 256),), dense_layers=(0,)), tmp_path, min_rollouts=25)
+    assert not got.met and got.missed == ()
+    assert "no length could be judged: each has fewer than 100 tokens or 25 rollouts" in got.notes[-1]

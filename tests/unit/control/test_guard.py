@@ -308,6 +308,40 @@ def test_a_low_tail_and_a_reward_gap_in_one_step_are_one_response_that_names_bot
     assert [event.split()[0] for event in decision.events] == ["the", "sparse"]
 
 
+def test_what_two_schedules_of_one_name_showed_is_not_pooled() -> None:
+    """Files are named by their stem, and a calibration writes schedule.toml."""
+    same_name = replace(TIGHT, name=LOOSE.name)
+    gap = RewardGap(ControlGroupSettings())
+    guard = Guard("stop", 0.86, window_steps=1, stricter=(same_name,), reward_gap=gap)
+    for step in (1, 2):
+        assert guard.watch(paired(step, sparse_solves=True)).action == "none"
+    assert guard.watch(paired(3, 0.5, sparse_solves=True)).action == "switch"
+    assert gap.since_step == 3
+    after = guard.watch(paired(4, sparse_solves=True, schedule=same_name)).report
+    assert after["control/pairs"] == 16, "those of one step"
+
+
+def test_a_guard_that_is_off_pools_the_whole_window_however_sure_a_gap_is() -> None:
+    guard = guard_of_gap("off")
+    pairs = [guard.watch(paired(step)).report["control/pairs"] for step in range(1, 6)]
+    assert pairs == [16 * step for step in range(1, 6)]
+
+
+def test_where_the_prompts_are_too_few_for_an_alarm_the_log_says_so_once_in_a_window() -> None:
+    settings = ControlGroupSettings()
+    events: dict[int, str] = {}
+    guard = Guard("stop", None, reward_gap=RewardGap(settings))
+    for step in range(1, 2 * settings.window_steps + 1):
+        flags = dense_flags(0, step, 4, 4, 1 / 4)
+        names = {number: str(number) for number in range(4)}
+        pairs = paired_prompts(step, names, flags, {"reward": [float(dense) for dense in flags]})
+        decision = guard.watch(replace(shown(step, 0.9), pairs=tuple(pairs)))
+        assert decision.action == ("warn" if decision.events else "none")
+        events |= dict.fromkeys((step,) * len(decision.events), "".join(decision.events))
+    assert list(events) == [settings.window_steps, 2 * settings.window_steps]
+    assert "worth those of 4.0 different prompts, and 8 are needed" in events[settings.window_steps]
+
+
 def test_a_guard_that_is_off_and_one_without_a_target_report_the_control_group() -> None:
     off = guard_of_gap("off").watch(paired(1))
     assert (off.action, off.events, off.report["control/reward_gap"]) == ("none", (), 1)

@@ -43,6 +43,17 @@ def test_equal_logits_give_exactly_one(vocabulary: int, dtype: torch.dtype) -> N
     assert acceptance(logits, logits.clone()).tolist() == [1.0] * 7
 
 
+@pytest.mark.parametrize(("dtype", "off"), [(torch.bfloat16, 4e-3), (torch.float16, 1e-3)])
+def test_lists_of_half_precision_are_taken_with_their_rounding_and_too_much_mass_is_not(
+    dtype: torch.dtype, off: float
+) -> None:
+    ids, logp = torch.arange(2), torch.tensor([0.5, 0.5]).log().to(dtype)
+    lower, upper = acceptance_top_k(ids, logp, ids, logp)
+    assert float(lower) == pytest.approx(1, abs=off) and float(upper) == pytest.approx(1, abs=off)
+    with pytest.raises(UserError, match=r"a probability mass of 1\.1"):
+        acceptance_top_k(ids, torch.tensor([0.55, 0.55]).log().to(dtype), ids, logp)
+
+
 def test_logits_shifted_by_a_constant_are_the_same_policy() -> None:
     logits = torch.randn(11, 100, dtype=torch.float64)
     torch.testing.assert_close(acceptance(logits, logits - 1e4), torch.ones(11, dtype=torch.float64))

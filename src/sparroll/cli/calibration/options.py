@@ -44,7 +44,7 @@ AtMost = Annotated[
         "--at-most",
         min=0,
         max=1,
-        help="The largest share of impossible tokens at any length, for --statistic impossible_share. It takes 5 / "
+        help="The largest share of impossible tokens at any length, for --statistic impossible_share. It takes 5.5 / "
         "share tokens at each length.",
     ),
 ]
