@@ -32,5 +32,7 @@ def test_lists_come_apart_from_the_sampled_token() -> None:
     assert torch.equal(lists.logp, torch.tensor([[-0.5, -1.0], [-0.25, -2.0]]))
     with pytest.raises(AssertionError, match="of other tokens"):
         outputs.log_probs(flat, [5, 3], 2)
-    with pytest.raises(AssertionError, match="rows of 3"):
+    with pytest.raises(AssertionError, match="6 log-probabilities for 2 rows of 4"):
         outputs.log_probs(flat, [5, 2], 3)
+    logp_T, lists = outputs.log_probs(FlatLogprobs(), [], 2)
+    assert lists is not None and (logp_T.shape, lists.ids.shape) == ((0,), (0, 2))
