@@ -8,7 +8,7 @@ knows no command.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +16,30 @@ from sparroll import files, records
 from sparroll.errors import UserError
 
 _SHORT = 60
+_WAY_OUT = "choose another folder with --out"
 
 
 def begin_or_resume(path: Path, asked: Mapping[str, Any], *, free: Sequence[str] = (), begun: bool = True) -> None:
     """Write what is asked for to `path`. If the file exists, raise UserError unless it says the same.
 
     begun: whether the folder holds results of what the file says. If it holds none, because the command failed before
-    the first one, what is asked for now takes the file's place.
+    the first one, what is asked for now takes the file's place. A file with other keys was written by another command,
+    whose results would be orphaned, so it is refused.
     """
     asked = json.loads(json.dumps(records.plain(dict(asked))))
-    if begun and path.exists():
-        refuse_changes(path.parent, files.read_table(path, "choose another folder with --out"), asked, free=free)
-    else:
-        files.write_json(path, asked)
+    if path.exists():
+        found = files.read_table(path, _WAY_OUT)
+        if begun:
+            refuse_changes(path.parent, found, asked, free=free)
+            return
+        refuse_another_command(path, found, asked)
+    files.write_json(path, asked)
+
+
+def refuse_another_command(path: Path, found: Mapping[str, Any], known: Collection[str]) -> None:
+    """Raise UserError if the file `found` in an output folder has keys that are not among the known ones."""
+    if not set(found) <= set(known):
+        raise UserError(f"{path.parent} was made by another command: {path.name} is not of this one", _WAY_OUT)
 
 
 def refuse_changes(
@@ -38,7 +49,7 @@ def refuse_changes(
     *,
     free: Sequence[str] = (),
     defaults: Mapping[str, Any] | None = None,
-    way_out: str = "choose another folder with --out",
+    way_out: str = _WAY_OUT,
 ) -> None:
     """Raise UserError if a key has another value than when `folder` was made.
 
@@ -68,7 +79,7 @@ def refuse_changes(
 def check_flag(out: Path, resume: bool, *, holds_run: bool, can_go_on: bool) -> None:
     """Raise UserError if the folder holds a run and --resume is missing, or if --resume finds nothing to continue."""
     if not resume and holds_run:
-        raise UserError(f"{out} already holds a run", "go on with --resume, or choose another folder with --out")
+        raise UserError(f"{out} already holds a run", f"go on with --resume, or {_WAY_OUT}")
     if resume and not can_go_on:
         raise UserError(f"there is no run to resume in {out}", "leave --resume out to start one")
 

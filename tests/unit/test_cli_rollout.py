@@ -97,6 +97,29 @@ def test_an_interrupted_run_goes_on_and_ends_with_the_same_file(
     assert _rows(tmp_path / "out") == _rows(tmp_path / "straight")
 
 
+def test_an_interrupt_before_anything_is_finished_says_so(
+    model: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sparroll.engines.hf.engine import HFEngine
+
+    def interrupted(self: HFEngine, *arguments: object, **settings: object) -> object:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(HFEngine, "generate", interrupted)
+    assert main(_command(model, prompts, tmp_path / "out")) == 130
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said == "interrupted: nothing was finished yet; run the same command to start again"
+
+
+def test_the_folder_of_a_training_run_is_refused(
+    model: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text('{"model": {"name": "tiny-reasoner"}, "train": {"steps": 1}}')
+    message, hint = error_of(_command(model, prompts, tmp_path), capsys)
+    assert message == f"{tmp_path} was made by another command: config.json is not of this one" and "--out" in hint
+    assert "steps" in (tmp_path / "config.json").read_text()
+
+
 def test_a_folder_with_other_rollouts_is_not_mixed(
     model: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

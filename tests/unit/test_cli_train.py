@@ -40,6 +40,13 @@ def test_a_run_ends_with_its_report_and_can_be_taken_further(
     assert json.loads(capsys.readouterr().out)["steps"] == 3
 
 
+def test_the_folder_of_an_evaluation_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text('{"model": "tiny-reasoner", "tasks": []}')
+    message, hint = error_of(_command(tmp_path), capsys)
+    assert message == f"{tmp_path} was made by another command: config.json is not of this one" and "--out" in hint
+    assert "tasks" in (tmp_path / "config.json").read_text()
+
+
 def test_sigterm_right_after_a_checkpoint_is_renamed_leaves_a_run_that_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -115,3 +115,11 @@ def test_a_command_that_finished_nothing_binds_nobody(tmp_path: Path) -> None:
     begin_or_resume(path, {"seed": 1})
     with pytest.raises(UserError, match="was made with seed = 1"):
         begin_or_resume(path, {"seed": 0})
+
+
+def test_what_another_command_asked_for_is_not_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    begin_or_resume(path, {"model": "a", "tasks": []})
+    with pytest.raises(UserError, match=r"(?s)was made by another command: config\.json is not of this one.*--out"):
+        begin_or_resume(path, {"model": "a", "task": None}, begun=False)
+    begin_or_resume(path, {"model": "a", "tasks": []})

@@ -320,19 +320,26 @@ def interrupted() -> str:
 
 
 @contextmanager
-def interruptible(what_is_kept: str) -> Iterator[None]:
+def interruptible(what_is_kept: str, log: Path | None = None) -> Iterator[None]:
     """Turn Ctrl-C into exit code 130 and a line that says what is kept and how to continue. A full disk and memory that
-    has run out are errors with the same line."""
+    has run out are errors with the same line.
+
+    log: the file of what is finished; where it is empty, the line says that nothing is."""
+
+    def kept() -> str:
+        nothing = log is not None and not (log.is_file() and log.stat().st_size)
+        return "nothing was finished yet; run the same command to start again" if nothing else what_is_kept
+
     try:
         yield
     except KeyboardInterrupt:
-        say(f"interrupted: {what_is_kept}")
+        say(f"interrupted: {kept()}")
         raise typer.Exit(130) from None
     except Exception as error:
         known = of_machine(error)
         if known is None:
             raise
-        raise UserError(known.message, f"{known.hint}; {what_is_kept}") from error
+        raise UserError(known.message, f"{known.hint}; {kept()}") from error
 
 
 def refuse_idle(command: typer.Context, idle: bool, why: str, *names: str) -> None:

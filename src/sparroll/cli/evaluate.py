@@ -155,7 +155,7 @@ def evaluate(
         "test_seconds", "test_memory_gib", "allow_unsafe_sandbox",
     )  # fmt: skip
     from sparroll.evaluate import parquet
-    from sparroll.evaluate.evaluation import SAMPLES
+    from sparroll.evaluate.evaluation import SAMPLE_LOG, SAMPLES
     from sparroll.evaluate.evaluation import evaluate as run
     from sparroll.evaluate.request import EvaluationRequest, check_adapter, policies
     from sparroll.evaluate.settings import EvaluationSettings, read_tasks
@@ -207,7 +207,7 @@ def evaluate(
     quiet_transformers()
     started = time.perf_counter()
     with (
-        common.interruptible(f"{out} keeps what is finished; run the same command to continue"),
+        common.interruptible(f"{out} keeps what is finished; run the same command to continue", out / SAMPLE_LOG),
         Progress(json_output) as bars,
     ):
         results = run(request, out, bars.bar("evaluate"))

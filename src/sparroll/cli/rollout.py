@@ -70,7 +70,7 @@ def rollout(
     rollouts = RolloutFile(out, config, n)
     started = time.perf_counter()
     with (
-        common.interruptible(f"{out} keeps what is finished; run the same command to continue"),
+        common.interruptible(f"{out} keeps what is finished; run the same command to continue", rollouts.path),
         Progress(json_output) as bars,
         common.load_engine(engine_name, model, chosen, device, max_batch, dtype=dtype) as engine,
     ):

@@ -27,6 +27,7 @@ from sparroll.progress import OnProgress
 from sparroll.resume import begin_or_resume
 
 SAMPLES = "samples.parquet"
+SAMPLE_LOG = "samples.jsonl"
 
 
 def evaluate(request: EvaluationRequest, out: Path, on_progress: OnProgress | None = None) -> dict[str, Any]:
@@ -41,7 +42,7 @@ def evaluate(request: EvaluationRequest, out: Path, on_progress: OnProgress | No
 
 
 def _begun(request: EvaluationRequest, out: Path) -> SampleLog:
-    path = out / "samples.jsonl"
+    path = out / SAMPLE_LOG
     begin_or_resume(out / "config.json", request.table(), begun=path.exists() and path.stat().st_size > 0)
     return SampleLog(path)
 

@@ -41,7 +41,7 @@ _Found = list[tuple[Path, dict[str, Any]]]
 def collect(folder: Path | str) -> ReportData:
     """Everything in the folder, up to two folders deep. Raises UserError if there is nothing to report."""
     folder = files.existing_folder(folder, "give the folder that --out named")
-    found = list(_records(folder))
+    found = [(path, record) for path, record in _records(folder) if record["kind"] in (*_WHAT, "quickstart")]
     if not found:
         raise UserError(
             f"there is nothing to report in {folder}",

@@ -25,7 +25,7 @@ from sparroll.engines.prompt_encoder import PromptEncoder
 from sparroll.engines.scoring import Scorer
 from sparroll.errors import UserError
 from sparroll.locks import locked
-from sparroll.resume import check_flag, refuse_changes
+from sparroll.resume import check_flag, refuse_another_command, refuse_changes
 from sparroll.schedule import Schedule
 from sparroll.tasks import Task
 from sparroll.train.config.control import ByCheaperSection
@@ -388,8 +388,11 @@ def _controller(
 def _find_checkpoint(asked: TrainConfig | DistillConfig, out: Path, resume: bool, quiet: bool) -> Path | None:
     metrics = out / "metrics.jsonl"
     begun = (metrics.is_file() and metrics.stat().st_size > 0) or (out / "checkpoints").exists()
-    check_flag(out, resume, holds_run=begun, can_go_on=(out / "config.json").is_file())
+    config = out / "config.json"
+    check_flag(out, resume, holds_run=begun, can_go_on=config.is_file())
     if not resume:
+        if config.is_file():
+            refuse_another_command(config, checkpoint.read_json(config), type(asked).model_fields)
         return None
     found, complaints = checkpoint.newest(out / "checkpoints")
     before = checkpoint.read_json((found or out) / "config.json")

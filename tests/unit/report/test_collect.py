@@ -175,5 +175,6 @@ def test_a_calibration_supersedes_the_profile_that_it_began_with_and_no_other(tm
 
 def test_a_folder_without_records_is_refused(tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text("{}")
+    (tmp_path / "record.json").write_text('{"kind": "rollout", "results": {}, "versions": {}}')
     with pytest.raises(UserError, match="there is nothing to report"):
         collect(tmp_path)

@@ -21,7 +21,7 @@ def checked(config: type[Config], table: dict[str, Any]) -> Config:
     has no null. For a section with several kinds, the name of the kind alone will do."""
     for name in table:
         if name not in config.model_fields:
-            hint = _hint(config, name) or nearest(name, list(config.model_fields))
+            hint = _hint(config, name) or _in_another_section(config, name) or nearest(name, list(config.model_fields))
             raise UserError(f"unknown section [{name}]", hint)
     for name, field in config.model_fields.items():
         if field.is_required() and name not in table:
@@ -132,7 +132,7 @@ def _hint(config: type[Section], name: str, key: str | None = None) -> str | Non
 
 
 def _in_another_section(config: type[Section], key: str) -> str | None:
-    """A hint for a key that other sections have."""
+    """A hint for a key that other sections have; it may stand there without any."""
     found = [
         f"{name}.{key}"
         for name, field in config.model_fields.items()
