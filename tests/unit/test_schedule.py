@@ -110,6 +110,7 @@ def test_a_broken_inline_schedule_says_what_is_wrong() -> None:
     ("before", "after", "message"),
     [
         ("format = 1", "format = 3", "format must be 1 or 2, got 3"),
+        ("format = 1", "", "format must be 1 or 2, got None\nhint: write format = 1"),
         ("format = 1", "format = [", "not valid TOML"),
         ("dense_layers = [0, 1]", "", "'dense_layers' is missing"),
         ("dense_layers = [0, 1]", "dense_layers = [1, 0]", "distinct layer numbers in rising order"),

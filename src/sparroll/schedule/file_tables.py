@@ -44,7 +44,7 @@ def fields_of(table: dict[str, Any]) -> dict[str, Any]:
     if not is_whole(table.get("format")) or table["format"] not in (FORMAT, GROUPED_FORMAT):
         raise UserError(
             f"format must be {FORMAT} or {GROUPED_FORMAT}, got {table.get('format')!r}",
-            "the file may come from another version of sparroll",
+            "the file may come from another version of sparroll" if "format" in table else f"write format = {FORMAT}",
         )
     if "layer_groups" in table and table["format"] != GROUPED_FORMAT:
         raise UserError(

@@ -98,7 +98,7 @@ def test_a_file_may_name_a_kind_alone(tmp_path: Path) -> None:
         (["trian.lr=1"], r"(?s)unknown section \[trian\].*did you mean 'train'"),
         (["lr=1e-5"], r"(?s)unknown section \[lr\].*did you mean train\.lr"),
         (["control_share=0"], r"(?s)unknown section \[control_share\].*did you mean rollout\.control_share\?"),
-        (["train.lr=fast"], r"train\.lr: must be a number, not text.*'fast'"),
+        (["train.lr=fast"], r"(?s)train\.lr: must be a number, not text.*'fast'.*`sparroll config train\.lr` says"),
         (["train.clip_low=2"], r"train\.clip_low: input should be less than 1, got 2"),
         (["train.steps=0"], r"train\.steps"),
         (["train=3"], r"\[train\] must be a section, got 3"),

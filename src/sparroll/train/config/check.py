@@ -74,7 +74,10 @@ def _section(config: type[Section], name: str, value: Any) -> BaseModel | None:
     try:
         return kind.model_validate(given)
     except ValidationError as error:
-        raise one_line(error, name, kind) from None
+        found = one_line(error, name, kind)
+        where = ".".join([name, *map(str, error.errors()[0]["loc"][:1])])
+        flag = "" if config is TrainConfig else " --distill"
+        raise UserError(found.message, found.hint or f"`sparroll config {where}{flag}` says what it may be") from None
 
 
 def _kind(config: type[Section], name: str, table: dict[str, Any]) -> type[BaseModel]:
