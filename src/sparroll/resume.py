@@ -15,6 +15,8 @@ from typing import Any
 from sparroll import files, records
 from sparroll.errors import UserError
 
+PROMPTS = "prompts"
+"""The key under which commands keep their prompts, or a digest of them, which nobody could go on with."""
 _SHORT = 60
 _WAY_OUT = "choose another folder with --out"
 
@@ -68,10 +70,15 @@ def refuse_changes(
     if not changed:
         return
     key, *more = changed
+    also = f"; also different: {', '.join(more)}" if more else ""
+    if key == PROMPTS:
+        raise UserError(
+            f"{folder} was made with other prompts than are asked for now{also}",
+            f"give the same file, or the same task, level, count and seed, or {way_out}",
+        )
     old, new = _short(*(json.dumps(table.get(key, instead.get(key))) for table in (before, after)))
     raise UserError(
-        f"{folder} was made with {key} = {old}, and {key} = {new} is asked for now"
-        + (f"; also different: {', '.join(more)}" if more else ""),
+        f"{folder} was made with {key} = {old}, and {key} = {new} is asked for now{also}",
         f"go on with the old value, or {way_out}" + (f"; you may change {', '.join(free)}" if free else ""),
     )
 

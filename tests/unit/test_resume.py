@@ -34,12 +34,9 @@ def test_the_error_names_folder_key_old_and_new_value_and_two_ways_out() -> None
 
 def test_all_changed_keys_are_named_and_long_values_are_cut() -> None:
     with pytest.raises(UserError) as error:
-        refuse_changes(RUN, {"prompts": ["a" * 80], "seed": 0, "n": 1}, {"prompts": [], "seed": 0, "n": 2})
+        refuse_changes(RUN, {"words": ["a" * 80], "seed": 0, "n": 1}, {"words": [], "seed": 0, "n": 2})
     cut = '["' + "a" * 55 + "..."
-    assert (
-        error.value.message
-        == f"run was made with prompts = {cut}, and prompts = [] is asked for now; also different: n"
-    )
+    assert error.value.message == f"run was made with words = {cut}, and words = [] is asked for now; also different: n"
 
 
 def test_of_long_values_that_begin_alike_the_part_that_differs_is_shown() -> None:
@@ -123,3 +120,12 @@ def test_what_another_command_asked_for_is_not_overwritten(tmp_path: Path) -> No
     with pytest.raises(UserError, match=r"(?s)was made by another command: config\.json is not of this one.*--out"):
         begin_or_resume(path, {"model": "a", "task": None}, begun=False)
     begin_or_resume(path, {"model": "a", "tasks": []})
+
+
+def test_other_prompts_are_not_shown_but_said_how_to_be_given_again() -> None:
+    with pytest.raises(UserError) as refused:
+        refuse_changes(Path("runs/a"), {"prompts": "d6d0", "n": 1}, {"prompts": "fcbf", "n": 2})
+    assert refused.value.message == "runs/a was made with other prompts than are asked for now; also different: n"
+    assert refused.value.hint == (
+        "give the same file, or the same task, level, count and seed, or choose another folder with --out"
+    )

@@ -184,7 +184,7 @@ def test_the_fit_meets_the_target_in_every_bin(tmp_path):
     [
         ({"temperature": 0.7}, "temperature = 1.0, and temperature = 0.7 is asked for now"),
         ({"seed": 1}, "seed = 0, and seed = 1 is"),
-        ({"prompts": 7}, "prompts = "),
+        ({"prompts": 7}, "other prompts than are asked for now"),
         ({"mode": "replay"}, 'mode = "faithful", and mode = "replay" is'),
     ],
 )
