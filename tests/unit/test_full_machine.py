@@ -80,7 +80,7 @@ def test_a_verb_says_what_it_keeps(
         patched.setattr(owner, name, fails)
         told, hint = error_of([*command, "--max-new-tokens", "2"], capsys)
     assert told.startswith(message)
-    assert hint.endswith(f"{tmp_path / 'out'} keeps what is finished; run the same command to continue")
+    assert hint.endswith("; nothing was finished yet; run the same command to start again")
     assert main([*command, "--max-new-tokens", "2"]) == 0
 
 
