@@ -168,6 +168,8 @@ def test_an_unsupported_model_is_refused_with_the_reason(
     prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = save_model(tmp_path / "windowed", use_sliding_window=True, sliding_window=32, max_window_layers=0)
+    # Saving shows a bar, unless a verb has run before.
+    capsys.readouterr()
     message, hint = error_of(_command(folder, prompts, tmp_path / "out"), capsys)
     assert "Qwen3ForCausalLM is not supported" in message
     assert "sliding" in message
@@ -179,6 +181,7 @@ def test_nan_logits(model: Path, prompts: Path, tmp_path: Path, capsys: pytest.C
     weights = load_file(folder / "model.safetensors")
     weights["model.norm.weight"] = torch.full_like(weights["model.norm.weight"], float("nan"))
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    capsys.readouterr()
     message, hint = error_of(_command(folder, prompts, tmp_path / "out"), capsys)
     assert "NaN logits" in message
     assert "weights" in hint
