@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from importlib import metadata
 from typing import Any
 
 from sparroll.engines.vllm.settings import SCHEDULE_VARIABLE
 from sparroll.errors import UserError
+from sparroll.integrations import tested_version
 
 TESTED = "1.16"
 """The version of TRL whose methods the mixin overrides."""
@@ -21,16 +21,7 @@ SAMPLING_KEYS = ("stop", "stop_token_ids", "include_stop_str_in_output", "ignore
 
 def check_version() -> None:
     """Raise UserError unless TRL is installed in the version that was tested."""
-    install = 'pip install -e ".[trl]", in an environment without verl'
-    try:
-        found = metadata.version("trl")
-    except metadata.PackageNotFoundError:
-        raise UserError("SparseGRPOTrainer needs TRL, which is not installed", install) from None
-    if found.split(".")[:2] != TESTED.split("."):
-        raise UserError(
-            f"sparroll overrides methods of TRL {TESTED}, and TRL {found} is installed",
-            f"{install}, or trl=={TESTED}.*",
-        )
+    tested_version.check("TRL", TESTED, 'pip install -e ".[trl]", in an environment without verl')
 
 
 def check_arguments(args: Any, arguments: Mapping[str, Any]) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from importlib import metadata
 from typing import Any
 
 from sparroll.errors import UserError, nearest
+from sparroll.integrations import tested_version
 
 TESTED = "0.9"
 """The version of verl whose methods our trainers override."""
@@ -34,15 +34,7 @@ _DIVISORS = {
 def check_version() -> None:
     """Raise UserError unless verl is installed with Ray, and in the version that was tested."""
     install = 'pip install -e ".[verl]", in an environment without TRL'
-    try:
-        found, _ = metadata.version("verl"), metadata.version("ray")
-    except metadata.PackageNotFoundError as error:
-        raise UserError(f"verl is not installed: there is no {error.name}", install) from None
-    if found.split(".")[:2] != TESTED.split("."):
-        raise UserError(
-            f"sparroll overrides methods of verl {TESTED}, and verl {found} is installed",
-            f"{install}, or verl=={TESTED}.*",
-        )
+    tested_version.check("verl", TESTED, install, needs=("ray",))
 
 
 def check(config: Mapping[str, Any]) -> None:
