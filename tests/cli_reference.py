@@ -9,7 +9,7 @@ from typing import Any
 from typer.main import get_command
 
 from sparroll.cli.app import app
-from sparroll.cli.common import grouped
+from sparroll.cli.shared.options import grouped
 
 PAGE = Path(__file__).parents[1] / "docs" / "cli.md"
 _HEAD = """# Command line

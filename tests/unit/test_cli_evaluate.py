@@ -13,7 +13,7 @@ from cli_runs import error_of
 from integration.evaluation_runs import SAMPLES, command, evaluate
 from integration.train_runs import short_config, write_model
 from sparroll.cli import main
-from sparroll.cli.common import load_judge
+from sparroll.cli.shared.named import load_judge
 from sparroll.evaluate.estimators import pass_at_k
 from sparroll.train import train
 

@@ -11,7 +11,7 @@ from cli_reference import verbs
 from cli_runs import error_of
 from sparroll import __version__, corrections
 from sparroll.cli import main
-from sparroll.cli.common import GROUPS, grouped
+from sparroll.cli.shared.options import GROUPS, grouped
 from sparroll.errors import UserError
 from sparroll.schedule import MOST_TOKENS
 from sparroll.train.config.describe import describe

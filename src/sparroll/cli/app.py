@@ -26,7 +26,7 @@ from sparroll.cli import (
     serve_args,
     train,
 )
-from sparroll.cli.common import Verb
+from sparroll.cli.shared.options import Verb
 from sparroll.errors import UserError, of_machine
 
 app = typer.Typer(

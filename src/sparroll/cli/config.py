@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from sparroll.cli import common
+from sparroll.cli.shared import common, options
 
 
 def config(
@@ -17,7 +17,7 @@ def config(
     distill: Annotated[
         bool, typer.Option("--distill", help="The settings of `sparroll distill` instead of `sparroll train`.")
     ] = False,
-    json_output: common.Json = False,
+    json_output: options.Json = False,
 ) -> None:
     """Explain the settings of a training run, as a TOML file with comments for --config. With --json, print their JSON
     schema."""

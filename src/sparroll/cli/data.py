@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from sparroll.cli import common
+from sparroll.cli.shared import common, options
 from sparroll.engines.prompt_encoder import PromptEncoder
 from sparroll.errors import UserError
 from sparroll.types import Prompt
@@ -25,8 +25,8 @@ _BINS, _BAR = 12, 40
 _SAMPLE_CHARACTERS, _END_CHARACTERS = 600, 150
 
 
-@app.command("list", cls=common.Verb)
-def list_(json: common.Json = False) -> None:
+@app.command("list", cls=options.Verb)
+def list_(json: options.Json = False) -> None:
     """List the known sets, where each is on the hub, and its splits."""
     from sparroll.tasks.data.catalog import SETS
 
@@ -42,20 +42,20 @@ def list_(json: common.Json = False) -> None:
     Console().print(table)
 
 
-@app.command(cls=common.Verb)
+@app.command(cls=options.Verb)
 def show(
     source: Annotated[str, typer.Argument(metavar="NAME", help="A set (gsm8k, gsm8k:test) or a file.")],
     model: Annotated[
         str | None, typer.Option("--model", help="Count tokens of this model's tokenizer instead of words.")
     ] = None,
-    chat: common.Chat = False,
-    thinking: common.Thinking = None,
-    prompt_template: common.PromptTemplate = None,
+    chat: options.Chat = False,
+    thinking: options.Thinking = None,
+    prompt_template: options.PromptTemplate = None,
     samples: Annotated[
         int, typer.Option("--samples", min=0, help="How many rows to print, spread evenly over the set.")
     ] = 3,
-    mirror: common.Mirror = None,
-    json: common.Json = False,
+    mirror: options.Mirror = None,
+    json: options.Json = False,
 ) -> None:
     """Print samples as the model sees them, a histogram of prompt lengths, and how many rows were skipped and why."""
     from sparroll.tasks.data.load import load
@@ -91,15 +91,15 @@ def show(
     console.print(_histogram(lengths, unit))
 
 
-@app.command(cls=common.Verb)
+@app.command(cls=options.Verb)
 def check(
     train: Annotated[str, typer.Option("--train", help="Set or file to train on.")],
     evaluation: Annotated[list[str], typer.Option("--eval", help="Set or file to evaluate on; repeatable.")],
     ngram_words: Annotated[
         int, typer.Option("--ngram-words", min=2, help="How many consecutive words count as shared.")
     ] = 13,
-    mirror: common.Mirror = None,
-    json: common.Json = False,
+    mirror: options.Mirror = None,
+    json: options.Json = False,
 ) -> None:
     """Find training rows that share a run of words with eval rows. The exit code is 1 if there are any."""
     from sparroll.tasks.data.contamination import overlaps

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sparroll.cli import common
-from sparroll.cli.common import MODEL, PROMPTS, READING, RUN, option
+from sparroll.cli.shared import common, options
+from sparroll.cli.shared.options import MODEL, PROMPTS, READING, RUN, option
 from sparroll.errors import UserError
 from sparroll.progress import Progress, quiet_transformers
 
@@ -22,15 +22,15 @@ def distill(
     model: Annotated[
         str | None, option(MODEL, "--model", help="tiny-reasoner (the default), a folder, or a hub name.")
     ] = None,
-    out: common.RunOut = None,
+    out: options.RunOut = None,
     schedule: Annotated[
         str | None, option(READING, "--schedule", help="Preset or schedule file to sample under.")
     ] = None,
     budget: Annotated[
         int | None, option(READING, "--budget", help="A fixed KV budget in tokens, instead of a schedule.")
     ] = None,
-    prompts_file: common.Prompts = None,
-    task: common.Task = None,
+    prompts_file: options.Prompts = None,
+    task: options.Task = None,
     level: Annotated[int | None, option(PROMPTS, "--level", min=0, help="Difficulty of the task's prompts.")] = None,
     config: Annotated[
         Path | None,
@@ -39,9 +39,9 @@ def distill(
     overrides: Annotated[
         list[str] | None, option(RUN, "--set", help="section.key=value, e.g. --set train.steps=500; repeatable.")
     ] = None,
-    print_config: common.PrintConfig = False,
+    print_config: options.PrintConfig = False,
     resume: Annotated[bool, option(RUN, "--resume", help="Go on from the newest whole checkpoint in OUT.")] = False,
-    json_output: common.Json = False,
+    json_output: options.Json = False,
 ) -> None:
     """Train a LoRA adapter that brings a frozen model's sparse rollouts back to its dense policy, into OUT/adapter."""
     from sparroll.train.config.file import load_distill_config

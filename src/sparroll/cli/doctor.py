@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from sparroll.cli.common import Json, print_json
+from sparroll.cli.shared.common import print_json
+from sparroll.cli.shared.options import Json
 
 
 def doctor(json: Json = False) -> None:

@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 
 from sparroll import records
-from sparroll.cli import common
-from sparroll.cli.common import MEASURING, MODEL, OUTPUT, PROMPTS, SAMPLING, option
+from sparroll.cli.shared import common, named, options
+from sparroll.cli.shared.options import MEASURING, MODEL, OUTPUT, PROMPTS, SAMPLING, option
 from sparroll.engines.make import check_names
 from sparroll.errors import UserError
 from sparroll.evaluate import text
@@ -46,20 +46,20 @@ def evaluate(
     samples: Annotated[
         int, option(SAMPLING, "--samples", min=1, max=MOST_SAMPLES, help="Responses per problem: the k of mean@k.")
     ] = 16,
-    schedule: common.OneSchedule = None,
-    budget: common.OneBudget = None,
-    check_window: common.CheckWindow = None,
-    check_floor: common.CheckFloor = None,
-    compression: common.CompressionKind = None,
-    compression_set: common.CompressionSet = None,
-    adapter: common.Adapter = None,
+    schedule: options.OneSchedule = None,
+    budget: options.OneBudget = None,
+    check_window: options.CheckWindow = None,
+    check_floor: options.CheckFloor = None,
+    compression: options.CompressionKind = None,
+    compression_set: options.CompressionSet = None,
+    adapter: options.Adapter = None,
     also_dense: Annotated[
         bool,
         option(
             MEASURING, "--also-dense", help="Evaluate dense responses too, with the same seeds, for paired differences."
         ),
     ] = False,
-    level: common.Level = 3,
+    level: options.Level = 3,
     count: Annotated[
         int | None,
         option(
@@ -75,15 +75,15 @@ def evaluate(
             PROMPTS, "--problem-seed", min=0, max=LARGEST_SEED, help="Seed of the problems that an endless task makes."
         ),
     ] = 0,
-    max_new_tokens: common.MaxNewTokens = 1024,
+    max_new_tokens: options.MaxNewTokens = 1024,
     temperature: Annotated[
         float, option(SAMPLING, "--temperature", min=0, help="0 is greedy, and needs --samples 1.")
     ] = 1.0,
-    top_p: common.TopP = 1.0,
-    chat: common.Chat = False,
-    thinking: common.Thinking = None,
-    prompt_template: common.PromptTemplate = None,
-    mirror: common.Mirror = None,
+    top_p: options.TopP = 1.0,
+    chat: options.Chat = False,
+    thinking: options.Thinking = None,
+    prompt_template: options.PromptTemplate = None,
+    mirror: options.Mirror = None,
     contest_from: ContestDay = None,
     contest_before: ContestDay = None,
     test_seconds: Annotated[
@@ -122,18 +122,18 @@ def evaluate(
             help="Leave out the acceptance, which needs a dense forward pass over each response.",
         ),
     ] = False,
-    bin_tokens: common.BinTokens = 2000,
-    max_batch: common.MaxBatch = 64,
-    seed: common.Seed = 0,
-    engine: common.Engine = "hf",
-    device: common.Device = None,
-    dtype: common.Dtype = None,
-    force_schedule: common.ForceSchedule = False,
+    bin_tokens: options.BinTokens = 2000,
+    max_batch: options.MaxBatch = 64,
+    seed: options.Seed = 0,
+    engine: options.Engine = "hf",
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    force_schedule: options.ForceSchedule = False,
     comparison: Annotated[
         tuple[Path, Path] | None,
         option(OUTPUT, "--compare", help="Compare two finished folders, the second minus the first; samples nothing."),
     ] = None,
-    json_output: common.Json = False,
+    json_output: options.Json = False,
 ) -> None:
     """Measure mean@k, pass@k and majority@k with intervals over problems, response lengths, speed, and the tail."""
     if comparison is not None:
@@ -177,11 +177,11 @@ def evaluate(
         test_memory_gib=test_memory_gib,
         allow_unsafe_sandbox=allow_unsafe_sandbox,
     )
-    chosen = common.with_check(common.load_schedule(schedule, budget, model, force_schedule), check_window, check_floor)
+    chosen = named.with_check(named.load_schedule(schedule, budget, model, force_schedule), check_window, check_floor)
     common.say_caveats(chosen)
     check_adapter(adapter, chosen, model)
-    evicting = common.load_compression(compression, compression_set or [], chosen, engine)
-    judge = common.load_judge(reward, reward_set or [])
+    evicting = named.load_compression(compression, compression_set or [], chosen, engine)
+    judge = named.load_judge(reward, reward_set or [])
     request = EvaluationRequest(
         model=model,
         tasks=read_tasks(task_names, level, count, problem_seed, data, judge),

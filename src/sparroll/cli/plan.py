@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sparroll import records
-from sparroll.cli import common
-from sparroll.cli.common import MODEL, OUTPUT, READING, option
+from sparroll.cli.shared import common, named, options
+from sparroll.cli.shared.options import MODEL, OUTPUT, READING, option
 from sparroll.errors import UserError
 from sparroll.layer_groups import budgets_in_words
 from sparroll.progress import quiet_transformers
@@ -31,8 +31,8 @@ def plan(
     budget: Annotated[
         int | None, option(READING, "--budget", help="A fixed KV budget in tokens, instead of a schedule.")
     ] = None,
-    check_window: common.CheckWindow = None,
-    check_floor: common.CheckFloor = None,
+    check_window: options.CheckWindow = None,
+    check_floor: options.CheckFloor = None,
     cut_share: Annotated[
         float | None,
         option(
@@ -81,8 +81,8 @@ def plan(
         ),
     ] = False,
     out: Annotated[Path | None, option(OUTPUT, "--out", help="Also write OUT/plan.json.")] = None,
-    force_schedule: common.ForceSchedule = False,
-    json_output: common.Json = False,
+    force_schedule: options.ForceSchedule = False,
+    json_output: options.Json = False,
 ) -> None:
     """Predict tokens per second and speed-up of decoding with a schedule."""
     from sparroll.plan import hardware as devices
@@ -97,10 +97,10 @@ def plan(
     if fit_steps and gpu != MEASURE:
         raise UserError(f"--fit-steps times this machine, not {gpu}", "add --gpu measure")
     shape = model_shape(model)
-    chosen = common.load_schedule(schedule, budget, shape.name, force_schedule, shape.layers)
+    chosen = named.load_schedule(schedule, budget, shape.name, force_schedule, shape.layers)
     if chosen is None:
         raise UserError("a plan needs --schedule or --budget", "`sparroll schedule list` names the presets")
-    chosen = common.with_check(chosen, check_window, check_floor) or chosen
+    chosen = named.with_check(chosen, check_window, check_floor) or chosen
     if fit_steps:
         quiet_transformers()
     result = predict.plan(

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sparroll import records
-from sparroll.cli import common
-from sparroll.cli.common import READING, option
+from sparroll.cli.shared import common, named, options
+from sparroll.cli.shared.options import READING, option
 from sparroll.engines.make import check_names
 from sparroll.errors import UserError
 from sparroll.progress import Progress, quiet_transformers
@@ -22,39 +22,39 @@ if TYPE_CHECKING:
 
 def profile(
     command: typer.Context,
-    model: common.Model,
-    out: common.Out,
+    model: options.Model,
+    out: options.Out,
     budget: Annotated[
         list[int] | None, option(READING, "--budget", help="A fixed KV budget in tokens; repeatable.")
     ] = None,
     schedule: Annotated[
         list[str] | None, option(READING, "--schedule", help="A preset or schedule file; repeatable.")
     ] = None,
-    check_window: common.CheckWindow = None,
-    check_floor: common.CheckFloor = None,
-    prompts_file: common.Prompts = None,
-    task: common.Task = None,
-    level: common.Level = 3,
-    count: common.Count = 16,
-    chat: common.Chat = False,
-    samples: common.Samples = 4,
-    max_new_tokens: common.MaxNewTokens = 1024,
-    temperature: common.Temperature = 1.0,
-    mode: common.Mode = "faithful",
-    estimator: common.Estimator = "top_k_lower",
-    bin_tokens: common.BinTokens = 2000,
-    selector: common.SelectorKind = "page_mean",
-    page_tokens: common.PageTokens = 16,
-    first_tokens: common.FirstTokens = None,
-    recent_tokens: common.RecentTokens = None,
-    dense_layers: common.DenseLayers = "0,1",
-    max_batch: common.MaxBatch = 64,
-    seed: common.Seed = 0,
-    engine: common.Engine = "hf",
-    device: common.Device = None,
-    dtype: common.Dtype = None,
-    force_schedule: common.ForceSchedule = False,
-    json_output: common.Json = False,
+    check_window: options.CheckWindow = None,
+    check_floor: options.CheckFloor = None,
+    prompts_file: options.Prompts = None,
+    task: options.Task = None,
+    level: options.Level = 3,
+    count: options.Count = 16,
+    chat: options.Chat = False,
+    samples: options.Samples = 4,
+    max_new_tokens: options.MaxNewTokens = 1024,
+    temperature: options.Temperature = 1.0,
+    mode: options.Mode = "faithful",
+    estimator: options.Estimator = "top_k_lower",
+    bin_tokens: options.BinTokens = 2000,
+    selector: options.SelectorKind = "page_mean",
+    page_tokens: options.PageTokens = 16,
+    first_tokens: options.FirstTokens = None,
+    recent_tokens: options.RecentTokens = None,
+    dense_layers: options.DenseLayers = "0,1",
+    max_batch: options.MaxBatch = 64,
+    seed: options.Seed = 0,
+    engine: options.Engine = "hf",
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    force_schedule: options.ForceSchedule = False,
+    json_output: options.Json = False,
 ) -> None:
     """Measure the tail of the acceptance for each budget and schedule, with the dense ceiling beside them."""
     from sparroll.calibrate.measure import MeasureSettings, check_measurable
@@ -76,14 +76,14 @@ def profile(
         estimator=estimator, bin_tokens=bin_tokens, seed=seed,
     )  # fmt: skip
     chosen = published_selector(selector, page_tokens, first_tokens, recent_tokens)
-    dense = common.layer_numbers(dense_layers)
+    dense = named.layer_numbers(dense_layers)
     asked = [Schedule.load(name, model=model, force=force_schedule) for name in schedule or []]
     asked = [*(Schedule.fixed(tokens, chosen, dense) for tokens in budget or []), *asked]
     if not asked:
         raise UserError(
             "there is nothing to profile", "give --budget 512, --schedule qwen3-1.7b-0.86, or several of them"
         )
-    asked = [common.with_check(each, check_window, check_floor) or each for each in asked]
+    asked = [named.with_check(each, check_window, check_floor) or each for each in asked]
     for each in asked:
         check_measurable(each, settings)
     common.say_caveats(*asked)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sparroll.cli import common
+from sparroll.cli.shared import common, options
 from sparroll.progress import Progress
 from sparroll.rounding import percent_up, rounded_down
 from sparroll.types import LARGEST_SEED
@@ -15,14 +15,14 @@ from sparroll.types import LARGEST_SEED
 
 def quickstart(
     command: typer.Context,
-    out: common.Out = Path("runs/quickstart"),
+    out: options.Out = Path("runs/quickstart"),
     config: Annotated[
         Path | None, typer.Option("--config", help="TOML file with other sizes; default: the packaged ones.")
     ] = None,
     seed: Annotated[
         int | None, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Seed to use instead of the one in the sizes.")
     ] = None,
-    json_output: common.Json = False,
+    json_output: options.Json = False,
 ) -> None:
     """Profile, calibrate, run RL three times (dense, calibrated, too aggressive), plan, report. Resumes if
     interrupted."""

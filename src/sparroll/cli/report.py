@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from sparroll.cli import common
+from sparroll.cli.shared import common, options
 
 
 def report(
     run: Annotated[Path, typer.Option("--run", help="Folder that another command wrote to with --out.")],
     out: Annotated[Path | None, typer.Option("--out", help="File of the page; default: RUN/report.html.")] = None,
-    json_output: common.Json = False,
+    json_output: options.Json = False,
 ) -> None:
     """Write one HTML page with tails by length, the schedule, planned savings, and training and evaluation results."""
     from sparroll.report import collect, write_report

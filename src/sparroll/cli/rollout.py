@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from sparroll import records
-from sparroll.cli import common
-from sparroll.cli.common import SAMPLING, option
+from sparroll.cli.shared import common, named, options
+from sparroll.cli.shared.options import SAMPLING, option
 from sparroll.engines.make import check_names
 from sparroll.progress import Progress
 from sparroll.tasks.prompt_file import plain_prompt, read_prompts
@@ -18,31 +18,31 @@ from sparroll.types import MOST_SAMPLES
 
 def rollout(
     command: typer.Context,
-    model: common.Model,
-    out: common.Out,
-    schedule: common.OneSchedule = None,
-    budget: common.OneBudget = None,
-    check_window: common.CheckWindow = None,
-    check_floor: common.CheckFloor = None,
-    adapter: common.Adapter = None,
-    compression: common.CompressionKind = None,
-    compression_set: common.CompressionSet = None,
-    prompts_file: common.Prompts = None,
-    task: common.Task = None,
-    level: common.Level = 3,
-    count: common.Count = 16,
-    chat: common.Chat = False,
+    model: options.Model,
+    out: options.Out,
+    schedule: options.OneSchedule = None,
+    budget: options.OneBudget = None,
+    check_window: options.CheckWindow = None,
+    check_floor: options.CheckFloor = None,
+    adapter: options.Adapter = None,
+    compression: options.CompressionKind = None,
+    compression_set: options.CompressionSet = None,
+    prompts_file: options.Prompts = None,
+    task: options.Task = None,
+    level: options.Level = 3,
+    count: options.Count = 16,
+    chat: options.Chat = False,
     n: Annotated[int, option(SAMPLING, "--n", min=1, max=MOST_SAMPLES, help="Responses per prompt.")] = 1,
-    max_new_tokens: common.MaxNewTokens = 1024,
-    temperature: common.Temperature = 1.0,
-    top_p: common.TopP = 1.0,
-    max_batch: common.MaxBatch = 64,
-    seed: common.Seed = 0,
-    engine_name: common.Engine = "hf",
-    device: common.Device = None,
-    dtype: common.Dtype = None,
-    force_schedule: common.ForceSchedule = False,
-    json_output: common.Json = False,
+    max_new_tokens: options.MaxNewTokens = 1024,
+    temperature: options.Temperature = 1.0,
+    top_p: options.TopP = 1.0,
+    max_batch: options.MaxBatch = 64,
+    seed: options.Seed = 0,
+    engine_name: options.Engine = "hf",
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    force_schedule: options.ForceSchedule = False,
+    json_output: options.Json = False,
 ) -> None:
     """Sample responses and write them, with the log-probability of each token, to OUT/rollouts.jsonl."""
     from sparroll.engines.adapter import described, load_adapter, refuse_check
@@ -55,11 +55,11 @@ def rollout(
     check_names(engine_name, model, device, dtype)
     check_counts(n, max_new_tokens, temperature, top_p=top_p)
     common.hold_folder(command, out)
-    chosen = common.with_check(common.load_schedule(schedule, budget, model, force_schedule), check_window, check_floor)
+    chosen = named.with_check(named.load_schedule(schedule, budget, model, force_schedule), check_window, check_floor)
     common.say_caveats(chosen)
     if adapter is not None and chosen is not None:
         refuse_check(chosen)
-    policy = common.load_compression(compression, compression_set or [], chosen, engine_name)
+    policy = named.load_compression(compression, compression_set or [], chosen, engine_name)
     source = read_prompts(prompts_file, task, level, count, seed)
     config = {
         "model": model, "schedule": chosen.table() if chosen else None, "task": task, "level": level, "chat": chat,
@@ -72,7 +72,7 @@ def rollout(
     with (
         common.interruptible(f"{out} keeps what is finished; run the same command to continue", rollouts.path),
         Progress(json_output) as bars,
-        common.load_engine(engine_name, model, chosen, device, max_batch, dtype=dtype) as engine,
+        named.load_engine(engine_name, model, chosen, device, max_batch, dtype=dtype) as engine,
     ):
         engine.set_compression(policy)
         if adapter is not None:

@@ -11,7 +11,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from sparroll.cli.common import OUTPUT, Json, Verb, option, print_json, wrote
+from sparroll.cli.shared.common import print_json, wrote
+from sparroll.cli.shared.options import OUTPUT, Json, Verb, option
 from sparroll.control.impossible_limit import ImpossibleLimit
 from sparroll.draft_check import LEAST_WINDOW_TOKENS, MOST_WINDOW_TOKENS, DraftCheck
 from sparroll.errors import UserError

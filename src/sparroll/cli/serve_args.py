@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from sparroll.cli import common
+from sparroll.cli.shared import common, options
 from sparroll.engines.vllm.serve_args import serve_arguments
 
 
@@ -15,7 +15,7 @@ def serve_args(
     model: Annotated[
         str | None, typer.Option("--model", help="The model to be served; it is checked against the schedule.")
     ] = None,
-    force_schedule: common.ForceSchedule = False,
+    force_schedule: options.ForceSchedule = False,
     short_step_tokens: Annotated[
         int,
         typer.Option(
@@ -23,7 +23,7 @@ def serve_args(
             help="Decode a step densely if the contexts of its requests add up to at most N tokens.",
         ),
     ] = 0,
-    json_output: common.Json = False,
+    json_output: options.Json = False,
 ) -> None:
     """Print the arguments for `vllm serve MODEL $(sparroll serve-args --schedule S)`, safe to be split by a shell."""
     found = serve_arguments(schedule, model, force_schedule, short_step_tokens)

@@ -5,21 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-from sparroll.cli import common
-from sparroll.cli.common import RUN, option
+from sparroll.cli.shared import common, options
+from sparroll.cli.shared.options import RUN, option
 from sparroll.progress import Progress, quiet_transformers
 
 
 def train(
-    out: common.RunOut = None,
+    out: options.RunOut = None,
     config: Annotated[Path | None, option(RUN, "--config", help="TOML file; default: all defaults.")] = None,
     overrides: Annotated[
         list[str] | None,
         option(RUN, "--set", help="section.key=value, or a whole section such as attention=dense; repeatable."),
     ] = None,
-    print_config: common.PrintConfig = False,
+    print_config: options.PrintConfig = False,
     resume: Annotated[bool, option(RUN, "--resume", help="Go on from the newest whole checkpoint in OUT.")] = False,
-    json_output: common.Json = False,
+    json_output: options.Json = False,
 ) -> None:
     """Train a model with GRPO on sparse or dense rollouts. After Ctrl-C, --resume continues the run."""
     from sparroll.report import write_report

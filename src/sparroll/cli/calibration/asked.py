@@ -17,7 +17,7 @@ from sparroll.calibrate.measure import MeasureSettings, check_measurable
 from sparroll.calibrate.run import check_selectors
 from sparroll.calibrate.target import Target, check_sampled, plain_target
 from sparroll.calibrate.verify import Bound
-from sparroll.cli import common
+from sparroll.cli.shared import common
 from sparroll.control.impossible_limit import STATISTIC, ImpossibleLimit
 from sparroll.draft_check import DraftCheck
 from sparroll.errors import UserError, nearest

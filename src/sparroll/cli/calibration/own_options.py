@@ -11,7 +11,7 @@ from sparroll.calibrate.defaults import (
     EVALUATION_SAMPLES,
     MOST_BUDGETS,
 )
-from sparroll.cli.common import MEASURING, OUTPUT, READING, option
+from sparroll.cli.shared.options import MEASURING, OUTPUT, READING, option
 from sparroll.draft_check import DraftCheck
 
 Target = Annotated[
