@@ -19,6 +19,7 @@ import claims_speed
 import claims_study
 import claims_trainers
 import claims_training
+import render_pages
 from claim_words import Figures
 
 NUMBER = r"([+-]?(?:\d{1,3}(?:,\d{3})+|\d*\.?\d+))"
@@ -64,6 +65,7 @@ CLAIMS = tuple(
         claims_trainers,
         claims_heads,
         claims_cells,
+        render_pages,
     )
     for claim in _claims(each.PAGES)
 )

@@ -18,6 +18,7 @@ import render_control
 import render_fine
 import render_heads
 import render_math
+import render_pages
 import render_speed
 import render_study
 import render_trainers
@@ -336,6 +337,7 @@ TABLES: dict[str, Callable[[], str]] = {
     **render_cells.TABLES,
     **render_heads.TABLES,
     **render_claims.TABLES,
+    **render_pages.TABLES,
     **render_trainers.TABLES,
 }
 
