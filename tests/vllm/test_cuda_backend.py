@@ -213,6 +213,7 @@ def test_a_decode_step_is_the_references(
         seq_lens_cpu_upper_bound=torch.tensor(CONTEXTS),
         is_prefilling=torch.zeros(R, dtype=torch.bool),
         block_table_tensor=table,
+        max_query_len=1,
     )
     if dense:
         monkeypatch.setattr(STATE, "dense_rows", np.array([False, False, True]))
@@ -368,6 +369,7 @@ def test_the_metadata_says_whether_any_row_prefills(
     common = SimpleNamespace(
         num_reqs=rows, query_start_loc_cpu=torch.tensor(starts), seq_lens=contexts, seq_lens_cpu_upper_bound=contexts,
         is_prefilling=torch.zeros(rows, dtype=torch.bool), block_table_tensor=torch.zeros(rows, M, dtype=torch.int32),
+        max_query_len=int(np.diff(starts).max()),
     )  # fmt: skip
     builder.build(0, common)
     assert work.only_decodes is only_decodes
@@ -390,6 +392,7 @@ def test_whole_steps_have_no_plan_once_there_are_graphs_for_them(monkeypatch: py
         return SimpleNamespace(
             num_reqs=2, query_start_loc_cpu=torch.arange(3), seq_lens=lengths, seq_lens_cpu_upper_bound=lengths,
             is_prefilling=torch.zeros(2, dtype=torch.bool), block_table_tensor=torch.zeros(2, M, dtype=torch.int32),
+            max_query_len=1,
         )  # fmt: skip
 
     # As vLLM captures: the usual graphs, and then those of whole steps.

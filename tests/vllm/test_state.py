@@ -33,11 +33,12 @@ class Common:
     seq_lens_cpu_upper_bound: torch.Tensor
     is_prefilling: torch.Tensor | None
     num_reqs: int
+    max_query_len: int
 
     @staticmethod
     def of(new_tokens: list[int], contexts: list[int], prefilling: list[bool]) -> Common:
         starts = torch.tensor([0, *np.cumsum(new_tokens)], dtype=torch.int32)
-        return Common(starts, torch.tensor(contexts), torch.tensor(prefilling), len(new_tokens))
+        return Common(starts, torch.tensor(contexts), torch.tensor(prefilling), len(new_tokens), max(new_tokens))
 
 
 def started(schedule: Schedule | None = RISING) -> State:
@@ -203,7 +204,48 @@ def test_rows_of_dense_requests_decode_and_read_everything() -> None:
     assert (report.dense_request_steps, report.dense_request_context_tokens) == (1, 310)
     Rows.of(common, np.array([True] * 4)).count(state)
     assert state.step_is_whole
-    assert Rows.of(common).dense_R.tolist() == [False] * 5
+    assert Rows.of(common).dense_R is None
+
+
+@pytest.mark.parametrize("short_step_tokens", [0, 400])
+@pytest.mark.parametrize("may_replay", [False, True])
+def test_a_step_of_one_token_a_row_is_counted_in_few_operations_as_in_many(
+    short_step_tokens: int, may_replay: bool
+) -> None:
+    # vLLM names the longest query; where it names a longer one, the rows are looked at one by one.
+    drawn = np.random.default_rng(0)
+    states = []
+    for longest in (1, 2):
+        state = State()
+        state.configure(RISING, 6, "cpu", short_step_tokens=short_step_tokens)
+        state.captured = dict.fromkeys(range(6), "triton")
+        state.captured_whole = dict.fromkeys(range(6), "dense")
+        state.take_short_reads()
+        states.append((longest, state))
+    for step in range(200):
+        contexts = drawn.integers(1, (70, 400)[step % 2], size=drawn.integers(1, 9)).tolist()
+        prefilling = [bool(step % 5 == 0 and drawn.random() < 0.3) for _ in contexts]
+        dense = drawn.random(len(contexts)) < 0.3 if step % 3 == 0 else None
+        told = []
+        for longest, state in states:
+            common = replace(Common.of([1] * len(contexts), contexts, prefilling), max_query_len=longest)
+            rows = Rows.of(common, dense)
+            assert rows.padded == (longest == 2)
+            state.row_names = [f"request {row}" for row in range(len(contexts))]
+            rows.count(state, may_replay)
+            told.append((state.step_is_whole, rows.decodes, rows.prefills))
+            told[-1] += tuple(None if of is None else of.tolist() for of in (rows.contexts_R, rows.reads_all_R))
+        assert told[0] == told[1]
+    few, many = (state for _, state in states)
+    assert few.report() == many.report()
+    assert few.take_short_reads() == many.take_short_reads()
+    assert few.counters.tail_tokens == many.counters.tail_tokens > 0
+
+
+def test_padding_is_no_row_although_the_longest_query_has_one_token() -> None:
+    state = started()
+    Rows.of(Common.of([1, 1, 0, 0], [300, 40, 7, 7], [False] * 4)).count(state)
+    assert (state.counters.decode.rows, state.counters.decode.context_tokens) == (2, 340)
 
 
 def is_whole(state: State, *step: list[Any], may_replay: bool = False) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from sparroll.engines.vllm import compat
-from sparroll.engines.vllm.attention.state import State
+from sparroll.engines.vllm.attention.state import UNLIMITED, State
 
 
 @dataclass
@@ -33,69 +33,110 @@ class StepPlan:
 
 @dataclass
 class Rows:
-    """The rows of a step. Those with one new token stand first; a row of a captured graph may be padding."""
+    """The rows of a step. Those with one new token stand first; a row of a captured graph may be padding.
+
+    A step of a small model waits for the host, so what no row needs is None and is not computed."""
 
     decodes: int
     """Number of rows in front with at most one new token each: rows that decode, one-token ends of chunked prompts, and
     padding."""
     prefills: int
     contexts_R: np.ndarray
-    """Context lengths of the `decodes` rows, the new token included; 0 for padding."""
-    whole_R: np.ndarray
-    """Which of these rows must read everything because they are the end of a prompt."""
-    dense_R: np.ndarray
-    """Which of them read everything because their request is dense. They decode like the others."""
+    """Context lengths of the `decodes` rows, the new token included; 0 for padding. It may be vLLM's memory, which the next
+    step overwrites."""
+    whole_R: np.ndarray | None
+    """Which of these rows must read everything because they are the end of a prompt; None where none must."""
+    dense_R: np.ndarray | None
+    """Which of them read everything because their request is dense; None where none is. They decode like the others."""
     prefill_tokens: int
+    padded: bool
+    """Whether some of the rows may be padding."""
 
     @staticmethod
     def of(common: Any, dense_rows: np.ndarray | None = None) -> Rows:
         """From vLLM's CommonAttentionMetadata, whose rows are ordered by a reorder threshold of 1. dense_rows: see
         State."""
-        count = common.num_reqs
+        count, lengths = common.num_reqs, compat.host_lengths(common)
         starts = compat.as_array(common.query_start_loc_cpu)
+        if common.max_query_len == 1 and starts[count] == count <= len(lengths):
+            return Rows._of_one_token_each(common, lengths[:count], dense_rows)
         new_tokens = starts[1 : count + 1] - starts[:count]
         longer = np.flatnonzero(new_tokens > 1)
         decodes = int(longer[0]) if len(longer) else count
-        contexts = np.where(new_tokens == 0, 0, _of_rows(compat.host_lengths(common), count, np.int64))
-        # A prompt of one token has no context before it and is prefill, too.
-        prefilling = (new_tokens == 1) & (contexts == 1)
-        if common.is_prefilling is not None:
-            prefilling |= _of_rows(compat.as_array(common.is_prefilling), count, bool)
-        dense = np.zeros(count, dtype=bool) if dense_rows is None else _of_rows(dense_rows, count, bool)
+        contexts = np.where(new_tokens == 0, 0, _of_rows(lengths, count, np.int64))
+        whole = _ends_of_prompts((new_tokens == 1) & (contexts == 1), common.is_prefilling)[:decodes]
         return Rows(
             decodes=decodes,
             prefills=count - decodes,
             contexts_R=contexts[:decodes],
-            whole_R=prefilling[:decodes],
-            dense_R=dense[:decodes],
+            whole_R=whole if whole.any() else None,
+            dense_R=None if dense_rows is None else _of_rows(dense_rows, count, bool)[:decodes],
             prefill_tokens=int(new_tokens[decodes:].sum()),
+            padded=True,
+        )
+
+    @staticmethod
+    def _of_one_token_each(common: Any, contexts_R: np.ndarray, dense_rows: np.ndarray | None) -> Rows:
+        """The same where every row has exactly one new token, as nearly all steps have it: a few operations."""
+        count, prefilling = len(contexts_R), common.is_prefilling
+        some_end = contexts_R.min(initial=UNLIMITED) == 1 or (prefilling is not None and bool(prefilling.any()))
+        return Rows(
+            decodes=count,
+            prefills=0,
+            contexts_R=contexts_R,
+            whole_R=_ends_of_prompts(contexts_R == 1, prefilling) if some_end else None,
+            dense_R=None if dense_rows is None else _of_rows(dense_rows, count, bool),
+            prefill_tokens=0,
+            padded=False,
         )
 
     def checked(self, state: State) -> Rows:
         """The rows as they are attended: where drafts are checked, only draft steps are sparse."""
         if not state.checks_drafts or state.drafting:
             return self
-        return dataclasses.replace(self, whole_R=np.ones_like(self.whole_R))
+        return dataclasses.replace(self, whole_R=np.ones(self.decodes, dtype=bool))
 
     @property
-    def reads_all_R(self) -> np.ndarray:
-        """Which of the `decodes` rows read everything, whatever their budget."""
+    def reads_all_R(self) -> np.ndarray | None:
+        """Which of the `decodes` rows read everything, whatever their budget; None where none does."""
+        if self.whole_R is None or self.dense_R is None:
+            return self.dense_R if self.whole_R is None else self.whole_R
         return self.whole_R | self.dense_R
 
     def count(self, state: State, may_replay: bool = False) -> None:
         """Tell the state about the step; from here on it says whether the step has a plan. may_replay: whether a full CUDA
         graph may run it."""
-        there = self.contexts_R > 0
-        decoding = ~self.whole_R & there
-        tail = int(np.count_nonzero(self.whole_R & there))
-        contexts = self.contexts_R[decoding]
+        decoding_R, tail = self._decoding_R(), 0
+        contexts, dense = self.contexts_R, self.dense_R
+        if decoding_R is not None:
+            contexts, dense = contexts[decoding_R], None if dense is None else dense[decoding_R]
+            tail = int(np.count_nonzero(self.contexts_R)) - len(contexts)
         state.counters.prefill_tokens += self.prefill_tokens + tail
         if state.checks_drafts and not state.drafting:
             state.counters.prefill_tokens -= state.check_rows
         else:
             state.counters.tail_tokens += tail
-        state.begin_step(state.decode_rows(contexts, self.dense_R[decoding]), may_replay)
-        state.note_short_reads(self.contexts_R, decoding & ~self.dense_R)
+        state.begin_step(state.decode_rows(contexts, dense), may_replay)
+        if state.short_step_tokens:
+            scheduled_R = np.ones(self.decodes, dtype=bool) if decoding_R is None else decoding_R
+            state.note_short_reads(
+                self.contexts_R, scheduled_R if self.dense_R is None else scheduled_R & ~self.dense_R
+            )
+
+    def _decoding_R(self) -> np.ndarray | None:
+        """Which of the rows decode; None where all of them do."""
+        there_R = self.contexts_R > 0 if self.padded else None
+        if self.whole_R is None:
+            return there_R
+        return ~self.whole_R if there_R is None else there_R & ~self.whole_R
+
+
+def _ends_of_prompts(alone_R: np.ndarray, prefilling: Any) -> np.ndarray:
+    """Which rows of one new token end a prompt. alone_R: those that have no context before it, which are prefill, too.
+    prefilling: vLLM's tensor of the rows whose prompt is not computed yet, or None."""
+    if prefilling is None:
+        return alone_R
+    return alone_R | _of_rows(compat.as_array(prefilling), len(alone_R), bool)
 
 
 def _of_rows(known: np.ndarray, rows: int, dtype: type) -> np.ndarray:

@@ -76,7 +76,9 @@ class SparseCPUMetadataBuilder(CPUAttentionMetadataBuilder):
         count, longest = rows.decodes, int(rows.contexts_R.max())
         context_tokens_R = common.seq_lens[:count].to(torch.int32)
         budgets_LR = STATE.budgets(context_tokens_R, torch.empty(STATE.layers, count, dtype=torch.int32))
-        budgets_LR.masked_fill_(torch.from_numpy(rows.reads_all_R), UNLIMITED)
+        reads_all_R = rows.reads_all_R
+        if reads_all_R is not None:
+            budgets_LR.masked_fill_(torch.from_numpy(reads_all_R), UNLIMITED)
         behind = super().build(0, compat.rows_from(common, count), fast_build) if rows.prefills else None
         whole.sparroll = StepPlan(
             decodes=count,

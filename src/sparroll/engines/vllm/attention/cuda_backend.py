@@ -219,8 +219,9 @@ class SparseMetadataBuilder(FlashAttentionMetadataBuilder):
         context_tokens_R = common.seq_lens[:count]
         budgets_LR = _workspace.kv_budget_tokens_LR[:, :count]
         STATE.budgets(context_tokens_R, budgets_LR)
-        if rows.reads_all_R.any():
-            budgets_LR.masked_fill_(compat.on_device(rows.reads_all_R, self.device), UNLIMITED)
+        reads_all_R = rows.reads_all_R
+        if reads_all_R is not None:
+            budgets_LR.masked_fill_(compat.on_device(reads_all_R, self.device), UNLIMITED)
         selector, most_units = STATE.selector, _workspace.unit_ids_RHN.shape[2]
         assert selector is not None, "a plan without a schedule"
         paged.plan_layers(context_tokens_R, budgets_LR, selector, most_units, _workspace.plans)

@@ -149,6 +149,10 @@ class State:
     """Tokens that a decode row with U tokens of context reads, by row: looked up, because that takes a fraction of what the
     schedule's formula takes, and a step of a small model waits for the host. It grows with the contexts, to at most twice
     the longest: 8 bytes for each of its tokens and groups of layers."""
+    _whole_tokens: int = -1
+    """All contexts up to this one are read whole in every layer, as far as `_read_PU` knows."""
+    _nothing_L: np.ndarray = field(default_factory=_none)
+    """No row, in each layer."""
     _started_with: Schedule | None = None
     _step: StepUnderWay | None = None
     _replayed: dict[bool, DecodeRows] = field(default_factory=dict)
@@ -237,6 +241,7 @@ class State:
         table[0, 0] = 0
         self._parts, self._part_L = [], np.zeros(self.layers, dtype=np.int64)
         self._read_PU = np.zeros((1 + len(schedule.groups if schedule else ()), 0), dtype=np.int64)
+        self._whole_tokens, self._nothing_L = -1, np.zeros(self.layers, dtype=np.int64)
         for layers, part in schedule.parts(self.layers) if schedule else ():
             self._parts.append(part)
             self._part_L[list(layers)] = len(self._parts)
@@ -265,12 +270,15 @@ class State:
         step_R = torch.bucketize(context_tokens_R, starts_S, right=True) - 1
         return torch.mul(budgets_LS[:, step_R.clamp_(min=0)], context_tokens_R > 0, out=out_LR)
 
-    def decode_rows(self, contexts_R: np.ndarray, dense_R: np.ndarray | bool = False) -> DecodeRows:
+    def decode_rows(self, contexts_R: np.ndarray, dense_R: np.ndarray | bool | None = None) -> DecodeRows:
         """Decode rows with these contexts, as the schedule in force reads them, from lengths that the host knows.
-        dense_R: which of them belong to dense requests."""
+        dense_R: which of them belong to dense requests; None: none of them."""
+        if dense_R is None and contexts_R.max(initial=0) <= self._whole_tokens:
+            total = int(contexts_R.sum())
+            return DecodeRows(len(contexts_R), total, self._nothing_L, np.full(self.layers, total))
         read_PR = self._read_tokens(contexts_R)
         dense = (0, 0)
-        if np.any(dense_R):
+        if dense_R is not None and np.any(dense_R):
             dense_R = np.broadcast_to(dense_R, contexts_R.shape)
             read_PR = np.where(dense_R, contexts_R, read_PR)
             dense = (int(dense_R.sum()), int(contexts_R[dense_R].sum()))
@@ -286,6 +294,8 @@ class State:
             more_U = np.arange(known, 1 << longest.bit_length() if longest else 1)
             more_PU = np.stack([more_U, *(part.read_tokens(more_U) for part in self._parts)])
             self._read_PU = np.concatenate([self._read_PU, more_PU], axis=1)
+            in_part_U = (self._read_PU < self._read_PU[0]).any(axis=0)
+            self._whole_tokens = int(in_part_U.argmax() if in_part_U.any() else len(in_part_U)) - 1
         return self._read_PU[:, contexts]
 
     def unread_tokens(self, contexts: np.ndarray) -> np.ndarray:
@@ -308,7 +318,7 @@ class State:
     def note_short_reads(self, contexts_R: np.ndarray, schedule_R: np.ndarray) -> None:
         """Note what rows of the step read beyond the schedule because the step is short. contexts_R: of its first rows.
         schedule_R: which of them the schedule applies to."""
-        if not self.short_step_tokens or not self.step_is_whole or self.short_reads is None or self.row_names is None:
+        if not self.step_is_whole or self.short_reads is None or self.row_names is None:
             return
         beyond_R = self.unread_tokens(np.where(schedule_R, contexts_R, 0))
         # Rows behind those of the requests are padding.
