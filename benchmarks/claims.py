@@ -15,6 +15,7 @@ import claims_cells
 import claims_checks
 import claims_heads
 import claims_kernels
+import claims_short_steps
 import claims_speed
 import claims_study
 import claims_trainers
@@ -60,6 +61,7 @@ CLAIMS = tuple(
         claims_speed,
         claims_checks,
         claims_kernels,
+        claims_short_steps,
         claims_study,
         claims_training,
         claims_trainers,

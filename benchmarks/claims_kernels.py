@@ -10,7 +10,6 @@ from typing import Any
 import kernel_times
 from claim_words import Claims, Figures, bare, down, up
 from record_tables import RESULTS, results
-from render_speed import decode_cells, pairs, sparse_layers
 
 from sparroll import records
 from sparroll.attention.selectors import PageMean
@@ -116,73 +115,6 @@ def peaks() -> Figures:
     }
 
 
-def one_request() -> Figures:
-    """What a step with one request takes more than a dense one: in % under small units on two GPUs and under pages, and
-    in us for each sparse layer."""
-    name = "decode-step-batch-1-fine-qwen3-1.7b-{}"
-    found = {gpu: pairs(decode_cells(name.format(gpu))) for gpu in ("h200", "h100")}
-    more = {
-        (gpu, context): 100 * (sparse / dense - 1)
-        for gpu, cells in found.items()
-        for (_, context), (dense, sparse) in cells.items()
-    }
-    assert abs(more["h200", 32_768]) < 1, "about as long"
-    layers = sparse_layers(name.format("h200"))
-    us = [1e3 * (sparse - dense) / layers for (_, context), (dense, sparse) in found["h200"].items() if context <= 4096]
-    pages = pairs(decode_cells())
-    short = [100 * (pages[1, context][1] / pages[1, context][0] - 1) for context in (1024, 4096)]
-    return {
-        "shortest": up(more["h200", 1024], 1),
-        "short": up(more["h200", 4096], 1),
-        "long": up(more["h200", 16_384], 1),
-        "least_us": down(min(us)),
-        "most_us": up(max(us)),
-        "layers": str(layers),
-        "h100_least": up(min(more["h100", context] for context in (1024, 4096)), 1),
-        "h100_most": up(max(more["h100", context] for context in (1024, 4096)), 1),
-        "h100_longest": down(-more["h100", 32_768], 1),
-        "least": up(min(short), 1),
-        "most": up(max(short), 1),
-    }
-
-
-def one_request_on_a_busy_host() -> Figures:
-    """% that a step with one request takes more than a dense one, while others used the host."""
-    found = pairs(decode_cells("decode-step-batch-1-busy-host-fine-qwen3-1.7b-h200"))
-    return {f"at_{context}": up(100 * (sparse / dense - 1), 1) for (_, context), (dense, sparse) in found.items()}
-
-
-def one_request_on_sixteen_cores() -> Figures:
-    """% that a step with one request takes more than a dense one at 16,384 tokens, while three others were measured on other
-    cores; and by how much blocks of the dense step differ at 1,024."""
-    name = "decode-step-batch-1-sixteen-cores-fine-qwen3-1.7b-h200"
-    dense, sparse = pairs(decode_cells(name))[1, 16_384]
-    blocks = next(
-        cell["seconds"]
-        for cell in results(name, "decode-step")
-        if (cell["engine"], cell["context_tokens"]) == ("dense", 1024)
-    )
-    return {"more": up(100 * (sparse / dense - 1), 1), "apart": up(100 * (max(blocks) / min(blocks) - 1))}
-
-
-def one_request_in_short_steps() -> Figures:
-    """A step with one request where short steps are dense, beside the dense engine's in two records, in ms; and what the one
-    sparse length of these spared, in %."""
-    name = "decode-step-batch-1-short-fine-qwen3-1.7b-h200"
-    config = records.read(RESULTS / f"{name}.json", "decode-step")["config"]
-    found, earlier = (pairs(decode_cells(each)) for each in (name, "decode-step-batch-1-fine-qwen3-1.7b-h200"))
-    short = {length: found[1, length] for length in (1024, 4096, 16_384)}
-    dense = {length: earlier[1, length][0] for length in short}
-    longest = found[1, 32_768]
-    return {
-        "tokens": str(config["short_step_tokens"]),
-        "beside": up(max(100 * (short[length][0] / dense[length] - 1) for length in short)),
-        "spared": down(100 * (1 - longest[1] / longest[0]), 1),
-        **{f"took_{length}": up(took, 2) for length, (_, took) in short.items()},
-        **{f"dense_{length}": up(took, 2) for length, took in dense.items()},
-    }
-
-
 def kernel_layers() -> Figures:
     """The sums of a layer's kernels, as a plan has them, beside the layers that were timed as a whole."""
     found = []
@@ -252,23 +184,6 @@ PAGES: Mapping[str, Claims] = {
         "there peaks make a layer {large} % slower": peaks,
         "which take {scores_4x4} and {scores_2x2} us there, and 512 tokens that need not be read spare {spared} "
         "us.": engines_kernels,
-    },
-    "docs/results.md": {
-        "with one request on an H200 takes {shortest} % more than dense at 1,024 tokens, {short} % more at 4,096 and {long} "
-        "% more at 16,384": one_request,
-        "At the two short lengths that is {least_us} to {most_us} us for each of the {layers} sparse layers": one_request,
-        "An older record of an H100 has {h100_least} to {h100_most} % at the two short lengths, and {h100_longest} % less "
-        "than dense at 32,768": one_request,
-        "`page_mean` costs {least} to {most} % more at the two short lengths on an H200.": one_request,
-        "and {spared} % less in a later one": one_request_in_short_steps,
-        "A record of four processes on one host, with an H200 and 16 cores each, has {more} % at 16,384 tokens. At 1,024 "
-        "its dense blocks alone lie up to {apart} % apart": one_request_on_sixteen_cores,
-        "A record of an H200 and of today's kernels has {at_1024}, {at_4096} and {at_16384} % at the three "
-        "shorter lengths, and {at_32768} % at 32,768": one_request_on_a_busy_host,
-        "With `short_step_tokens = {tokens}` the steps of the three shorter lengths are dense on purpose, and one request "
-        "takes {took_1024}, {took_4096} and {took_16384} ms there": one_request_in_short_steps,
-        "The dense engine took {dense_1024}, {dense_4096} and {dense_16384} ms in the earlier record; beside them, in the "
-        "later one, it was slower by up to {beside} %": one_request_in_short_steps,
     },
     "docs/plan.md": {
         "The sums are at most {worst} % off the layers that were timed as a whole, and {half} % or less for half of "

@@ -10,7 +10,7 @@ from claim_words import Claims, Figures, bare, down, up
 from published_figures import less
 from record_tables import RESULTS, results
 from render_fine import fine_records, reached_goals
-from render_speed import OVERHEAD_GOAL, decode_cells, pairs, rollout_records
+from render_speed import decode_cells, pairs, rollout_records
 
 from sparroll import records
 
@@ -213,29 +213,6 @@ def trained_under_pairs() -> Figures:
     }
 
 
-def small_units_in_budget() -> Figures:
-    """What steps take more than dense ones, in contexts that a schedule of small units reads whole: by medians and by the
-    fastest block of each cell, on both GPUs, and on an H100 with a process for each engine."""
-    said: dict[str, str] = {}
-    named = {"apart": "separate-h100", "shorter": "separate-h200", "later": "separate-later-h200"}
-    for gpu, record in {"h200": "h200", "h100": "h100", **named}.items():
-        name = f"decode-step-within-budget-fine-qwen3-1.7b-{record}"
-        blocks: dict[tuple[int, int], dict[str, list[float]]] = {}
-        for cell in results(name, "decode-step"):
-            blocks.setdefault((cell["batch"], cell["context_tokens"]), {})[cell["engine"]] = cell["seconds"]
-        fastest = [100 * (min(of["triton"]) / min(of["dense"]) - 1) for of in blocks.values()]
-        medians = [100 * (sparse / dense - 1) for dense, sparse in pairs(decode_cells(name)).values()]
-        said |= {f"{gpu}_fastest": up(max(fastest), 1), f"{gpu}_cells": str(len(fastest))}
-        for way, more in (("by_fastest", fastest), ("by_median", medians)):
-            said[f"{gpu}_{way}"] = str(sum(each <= 100 * OVERHEAD_GOAL for each in more))
-        said |= {f"{gpu}_least": up(min(medians), 1), f"{gpu}_most": up(max(medians), 1)}
-        said[f"{gpu}_blocks"] = str(len(next(iter(blocks.values()))["triton"]))
-        said[f"{gpu}_beyond"] = down(min(each for each in medians if each > 100 * OVERHEAD_GOAL), 1)
-        for engine in ("dense", "triton"):
-            said[f"{gpu}_{engine}_apart"] = up(max(max(of[engine]) / min(of[engine]) for of in blocks.values()), 1)
-    return said
-
-
 def two_gpus() -> Figures:
     found = results("vllm-two-gpus-h200", "vllm-acceptance")
     sparse, dense = found["two GPUs, sparse"], found["two GPUs, dense"]
@@ -375,22 +352,6 @@ PAGES: Mapping[str, Claims] = {
         "the difference from {low} to {high}": trained_under_pairs,
         "On an H100, 4 x 4 made them {h100_dense_least} to {h100_dense_most} % faster with layers 0 and 1 dense, and "
         "{h100_wide_least} to {h100_wide_most} % with these two reading four times as much": small_units,
-        "On an H100 the fastest block of each of the {h100_cells} cells takes at most {h100_fastest} % more than the "
-        "fastest dense one. By medians {h100_by_median} of the {h100_cells} are within 3 %, and two are {h100_beyond} % "
-        "over or more, because their record has disturbed blocks, which take up to {h100_triton_apart} times as long as "
-        "others of their cell (up to {h100_dense_apart} times in the dense engine).": small_units_in_budget,
-        "By medians {h200_by_median} of its {h200_cells} cells are within 3 %, and all are {h200_beyond} % over or more. By "
-        "the fastest blocks {h200_by_fastest} of the {h200_cells} are": small_units_in_budget,
-        "a record of another H100, with a process for each engine and {apart_blocks} blocks of each cell, has medians "
-        "{apart_least} to {apart_most} % over dense, and {apart_by_median} of {apart_cells} within 3 % (194 and 252 "
-        "tokens). By their fastest blocks {apart_by_fastest} of these {apart_cells} are, and the worst is {apart_fastest} % "
-        "over": small_units_in_budget,
-        "With it an H200 has medians of {shorter_least} to {shorter_most} % over dense, {shorter_by_median} of "
-        "{shorter_cells} within 3 %, and by fastest blocks {shorter_by_fastest} of {shorter_cells}, the worst "
-        "{shorter_fastest} % over": small_units_in_budget,
-        "A later record of an H200 has medians of {later_least} to {later_most} % over dense, and {later_by_median} of "
-        "{later_cells} within 3 %; by fastest blocks {later_by_fastest}, the worst {later_fastest} % "
-        "over": small_units_in_budget,
         "which misses single ones by up to {error} %: FlashAttention takes {few_ms} ms for {few_requests} requests of "
         "{few_context}K tokens and {more_ms} ms for {more_requests} of {more_context}K.": fit_of_steps,
         "The index takes {share} % of the KV cache's capacity.": index_share,

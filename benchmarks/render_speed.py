@@ -211,7 +211,8 @@ def within_budget() -> str:
     rows = []
     pages = {size: f"decode-step-within-budget-qwen3-{size}-h200" for size in SIZES}
     units = {
-        gpu: {size: f"decode-step-within-budget-fine-qwen3-{size}-{gpu}" for size in SIZES} for gpu in ("h200", "h100")
+        gpu: {size: f"decode-step-within-budget-fine-qwen3-{size}-in-turns-{gpu}" for size in SIZES}
+        for gpu in ("h200", "h100")
     }
     of_units = [(gpu.upper(), "small units", names) for gpu, names in units.items()]
     for gpu, read, names in (("H200", "pages", pages), *of_units):

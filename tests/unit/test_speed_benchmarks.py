@@ -138,9 +138,9 @@ def test_the_overhead_within_the_budget_is_held_against_three_percent(
     found = {"1.7b": cells_of(2e-3, 2.06e-3), "4b": cells_of(2e-3, 2.0602e-3)}
     for size in found:
         (tmp_path / f"decode-step-within-budget-qwen3-{size}-h200.json").touch()
-    (tmp_path / "decode-step-within-budget-fine-qwen3-1.7b-h100.json").touch()
+    (tmp_path / "decode-step-within-budget-fine-qwen3-1.7b-in-turns-h100.json").touch()
     monkeypatch.setattr(render_speed, "RESULTS", tmp_path)
-    monkeypatch.setattr(render_speed, "results", lambda name, kind: found[name.split("-")[-2]])
+    monkeypatch.setattr(render_speed, "results", lambda name, kind: found[name.split("qwen3-")[1].split("-")[0]])
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in render_speed.within_budget().splitlines()[2:]]
     assert lines == [
         ["H200", "Qwen3-1.7B", "pages", "256", "8", "2.000", "2.060", "+3.0%", "yes"],
