@@ -55,7 +55,7 @@ def check_cover(layer_groups: LayerGroups, dense_layers: tuple[int, ...], layers
     if foreign := sorted(grouped - sparse):
         raise UserError(
             f"layer_groups names layer {foreign[0]}, but the model has layers 0..{layers - 1}",
-            "the schedule is for a deeper model: take one that was made for this model",
+            f"name layers from 0 to {layers - 1}; a schedule with others is for a deeper model",
         )
     if missing := sorted(sparse - grouped):
         raise UserError(

@@ -368,6 +368,8 @@ class TokenBatch:
         return TokenBatch(**values)
 
 
+LEAST_TEMPERATURE = 1e-3
+"""Below this, logits divided by the temperature overflow. 0 is greedy."""
 MOST_SAMPLES = 65_536
 """Responses to one prompt that one call or command may ask for. Each is a request in memory before it is sampled."""
 

@@ -1,7 +1,9 @@
-"""One process of a data-parallel run: python one_rank.py MODEL FOLDER, under the environment that torchrun sets."""
+"""One process of data-parallel runs: python one_rank.py MODEL FOLDER, under the environment that torchrun sets. With a third
+word the run is one whose second process fails in its second step."""
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from integration.train_runs import DYNAMIC, short_config, short_distill_config
+from sparroll.engines.hf.engine import HFEngine
+from sparroll.errors import UserError
 from sparroll.train import train
 from sparroll.train.distill.run import distill
 
@@ -76,9 +80,26 @@ CONTROL_GROUP: dict[str, dict[str, Any]] = DYNAMIC | {
 """Dense rollouts beside sparse ones, compared over all processes, in rounds that differ from process to process."""
 
 
+def fail_in_the_second_step(model: str, out: Path) -> None:
+    """Its first call is for the dense ceiling, and each step has one."""
+    generate, calls = HFEngine.generate, list[int]()
+
+    def fails(engine: HFEngine, *arguments: Any, **named: Any) -> Any:
+        calls.append(len(calls))
+        if os.environ["RANK"] == "1" and len(calls) == 3:
+            raise UserError("this process alone has a prompt that is too long")
+        return generate(engine, *arguments, **named)
+
+    HFEngine.generate = fails  # type: ignore[method-assign]
+    train(short_config(model, train=CHANGES, evaluate={"prompts": 0}, mismatch={"ceiling_every_steps": 0}), out)
+
+
 def main() -> None:
     torch.set_num_threads(1)
     model, out = sys.argv[1], Path(sys.argv[2])
+    if len(sys.argv) > 3:
+        fail_in_the_second_step(model, out)
+        return
     train(short_config(model, train=CHANGES), out)
     train(short_config(model, train=CHANGES | {"steps": 3}), out, resume=True)
     train(short_config(model, train=LONELY), out / "lonely")

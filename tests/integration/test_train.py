@@ -322,7 +322,7 @@ def test_a_gradient_that_is_not_finite_stops_before_a_weight_moves(model: str, t
             {"guard": {"action": "stop"}},
             r'(?s)"stop" needs guard\.at_least: attention\.kind = "budget" names no target',
         ),
-        ({"rollout": {"max_new_tokens": 5000}}, "exceed the context of 512"),
+        ({"rollout": {"max_new_tokens": 5000}}, "more than the model's context of 512"),
     ],
 )
 def test_mistakes_are_found_before_the_first_step(

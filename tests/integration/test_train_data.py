@@ -98,6 +98,29 @@ def test_what_cannot_be_trained_on_is_refused_before_the_first_step(model: str, 
         short_config(model, data={"train": "x.jsonl"})
 
 
+@pytest.mark.parametrize(
+    ("tokens", "hint"),
+    [(470, r"max_new_tokens=42 or less, or leave long rows out"), (600, r"hint: leave long rows out")],
+)
+def test_a_row_that_leaves_no_room_for_a_response_is_refused_before_the_first_step(
+    model: str, tmp_path: Path, tokens: int, hint: str
+) -> None:
+    """Its turn would come in some later step, and no resumed run could go on there."""
+    file = data_files.write(tmp_path / "own.jsonl", [{"prompt": " ".join("a" * tokens), "answer": "a"}, *rows()])
+    message = (
+        rf"(?s)a training prompt has {tokens} tokens, and with rollout.max_new_tokens = 70 .* context of 512.*{hint}"
+    )
+    split = {
+        "eval": [str(data_files.write(tmp_path / "eval.jsonl", rows(3)))],
+        "holdout_rows": 0,
+        "contamination": "off",
+    }
+    with pytest.raises(UserError, match=message):
+        train(config(model, file, **split), tmp_path / "run")
+    assert not (tmp_path / "run" / "config.json").exists()
+    train(config(model, file, steps=1, max_prompt_tokens=100, **split), tmp_path / "run")
+
+
 def test_too_long_prompts_are_counted_in_the_record(model: str, tmp_path: Path) -> None:
     file = data_files.write(tmp_path / "own.jsonl", rows())
     train(config(model, file, steps=1, max_prompt_tokens=40), tmp_path / "run")

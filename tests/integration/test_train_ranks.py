@@ -34,13 +34,13 @@ from sparroll.train.runtime.sinks import read_lines
 HERE = Path(__file__).parent
 
 
-def run_ranks(count: int, model: str, out: Path) -> None:
+def start_ranks(count: int, *words: str) -> list[subprocess.Popen[str]]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, str(HERE / "one_rank.py"), model, str(out)]
+    command = [sys.executable, str(HERE / "one_rank.py"), *words]
     shared = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    ranks = [
+    return [
         subprocess.Popen(
             command,
             stderr=subprocess.PIPE,
@@ -51,7 +51,10 @@ def run_ranks(count: int, model: str, out: Path) -> None:
         )
         for rank in range(count)
     ]
-    for process in ranks:
+
+
+def run_ranks(count: int, model: str, out: Path) -> None:
+    for process in start_ranks(count, model, str(out)):
         _, error = process.communicate(timeout=240)
         assert process.returncode == 0, error
 
@@ -111,6 +114,16 @@ def test_two_processes_train_like_one(tmp_path: Path) -> None:
         same_lines(tmp_path / "two" / run, tmp_path / "one" / run)
         place = f"{run}/checkpoints/step-{step:06d}/adapter/adapter_model.safetensors"
         assert difference(*(load_file(tmp_path / name / place) for name in ("one", "two"))) < 2e-5
+
+
+def test_an_error_on_one_process_loses_no_step_that_all_have_completed(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model")
+    said = [process.communicate(timeout=120)[1] for process in start_ranks(2, model, str(tmp_path / "two"), "fails")]
+    assert "this process alone has a prompt that is too long" in said[1]
+    assert "stopped by an error: step 1 is saved; --resume goes on there" in said[0]
+    config = short_config(model, train=CHANGES, evaluate={"prompts": 0}, mismatch={"ceiling_every_steps": 0})
+    resumed = train(config, tmp_path / "two", resume=True)
+    assert resumed.table()["steps"] == 2
 
 
 def same_lines(out: Path, expected_out: Path) -> None:

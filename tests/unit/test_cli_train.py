@@ -103,6 +103,54 @@ def test_a_misspelt_key_names_the_nearest(tmp_path: Path, capsys: pytest.Capture
     assert "is not valid TOML" in message
 
 
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("rollout.temperature=1e-4", "rollout.temperature: input should be greater than or equal to 0.001"),
+        ("evaluate.temperature=1e-5", "evaluate.temperature must be 0 or from 0.001 up"),
+        ("evaluate.level=99", "level"),
+    ],
+)
+def test_what_can_never_be_sampled_is_refused_before_the_folder_holds_a_run(
+    setting: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said, _ = error_of(_command(tmp_path / "out", "--set", setting), capsys)
+    assert message in said
+    assert not (tmp_path / "out" / "config.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            ["evaluate.prompts=0", "evaluate.every_steps=5"],
+            "evaluate.every_steps does nothing with evaluate.prompts = 0",
+        ),
+        (["evaluate.prompts=0", "evaluate.level=1"], "evaluate.level does nothing with evaluate.prompts = 0"),
+        (["task.name=data", "task.level=7"], "task.level does nothing with task.name = 'data'"),
+        (["task.name=data", "evaluate.level=2"], "evaluate.level does nothing with task.name = 'data'"),
+    ],
+)
+def test_settings_without_effect_are_refused(
+    settings: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [word for setting in settings for word in ("--set", setting)]
+    said, _ = error_of(["train", "--print-config", "--out", str(tmp_path / "out"), *words], capsys)
+    assert message in said
+
+
+@pytest.mark.parametrize("content", ["{", "[1]"])
+@pytest.mark.parametrize("resume", [[], ["--resume"]])
+def test_a_damaged_configuration_of_a_run_is_named(
+    content: str, resume: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(content)
+    (tmp_path / "metrics.jsonl").write_text("{}\n" if resume else "")
+    said, hint = error_of([*_command(tmp_path), *resume], capsys)
+    assert said.startswith(f"cannot read {tmp_path / 'config.json'}")
+    assert hint == "choose another folder with --out"
+
+
 def _check_that_every_metric_is_documented(metrics: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
     names = {name for line in metrics.read_text().splitlines() for name in json.loads(line)} - {"step", "events"}

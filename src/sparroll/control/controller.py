@@ -215,9 +215,9 @@ class Controller:
         return Decision("warn" if said else "none", said, report=report)
 
     def _blind(self, step: int) -> list[str]:
-        """Say once in ten full windows that no bin has enough tokens to be judged by its impossible ones."""
+        """Say once in ten full windows that no bin has enough tokens to be judged."""
         steps = self.rules.window_steps
-        if not isinstance(self.held, HeldShare) or step % (10 * steps) != steps % (10 * steps):
+        if step % (10 * steps) != steps % (10 * steps):
             return []
         found = [each for start in self.window.starts if min(each := self.window.amount([start]))]
         if not found or len(self.window.evidence) < steps:
@@ -225,10 +225,10 @@ class Controller:
         needed = self.held.needed_tokens
         lacking, (tokens, rollouts) = min((max(needed / t, LEAST_ROLLOUTS / r), (t, r)) for t, r in found)
         return [
-            f"controller: no length can be judged by its impossible tokens: the fullest one has {tokens} tokens of "
-            f"{rollouts} rollouts in {steps} steps, and a limit of {self.held.limit.at_most:g} needs {needed} tokens of "
-            f"{LEAST_ROLLOUTS} rollouts; --set control.window_steps={math.ceil(steps * lacking)}, sample more rollouts a "
-            "step, or use wider bins (mismatch.bin_tokens)"
+            f"controller: no length can be judged: the fullest one has {tokens} tokens of {rollouts} sparse rollouts in "
+            f"{steps} steps, and {self.held.name} needs {needed} tokens of {LEAST_ROLLOUTS} rollouts; --set "
+            f"control.window_steps={math.ceil(steps * lacking)}, sample more rollouts a step, or use wider bins "
+            "(mismatch.bin_tokens)"
         ]
 
     @property

@@ -27,6 +27,16 @@ none among them, the upper bound is then under half of the limit, if they are of
 class HeldStatistic(Protocol):
     """One row is what a bin's window measured."""
 
+    @property
+    def name(self) -> str:
+        """As a sentence has it: "a tail"."""
+        ...
+
+    @property
+    def needed_tokens(self) -> int:
+        """How many tokens judge a bin, if they are of LEAST_ROLLOUTS rollouts."""
+        ...
+
     def counts(self, row: TailRow) -> bool:
         """Whether the row has enough data to judge the bin."""
         ...
@@ -74,6 +84,14 @@ class HeldTail:
     margin: float
     least_tokens: int
 
+    @property
+    def name(self) -> str:
+        return "a tail"
+
+    @property
+    def needed_tokens(self) -> int:
+        return self.least_tokens
+
     def counts(self, row: TailRow) -> bool:
         return row.counts(self.least_tokens)
 
@@ -119,6 +137,10 @@ class HeldShare:
         share = row.impossible_share(self.limit.nats)
         assert share is not None, "the step was checked for impossible tokens"
         return share
+
+    @property
+    def name(self) -> str:
+        return f"a limit of {self.limit.at_most:g}"
 
     @property
     def needed_tokens(self) -> int:

@@ -15,13 +15,11 @@ from sparroll.engines.base import Engine, samples_densely
 from sparroll.engines.prompt_encoder import text_ids
 from sparroll.errors import UserError
 from sparroll.schedule import MOST_TOKENS
-from sparroll.types import MOST_SAMPLES, is_whole
+from sparroll.types import LEAST_TEMPERATURE, MOST_SAMPLES, is_whole
 
 Prompts = Sequence[str] | Sequence[Sequence[int]]
 
 
-LEAST_TEMPERATURE = 1e-3
-"""Below this, logits divided by the temperature overflow. 0 is greedy."""
 MOST_REQUESTS = 1 << 22
 """Responses that one call may ask for. All of them are in memory before the first one is sampled."""
 

@@ -69,7 +69,8 @@ class SteppedRun(ABC):
             raise
         except Exception as error:
             known = of_machine(error)
-            if known is None and not isinstance(error, UserError):
+            # Where another process ended, this one sees a broken connection, whatever ended the other.
+            if known is None and not isinstance(error, UserError) and self.ranks.count == 1:
                 raise
             self.leave_resumable("stopped by an error")
             if known is None:

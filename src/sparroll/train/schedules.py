@@ -237,13 +237,19 @@ def make_cheaper_schedules(config: TrainConfig, schedule: Schedule | None) -> Ch
 
 
 def _refuse_too_few_rollouts(config: TrainConfig, who: str, field: str, window_steps: int) -> None:
-    """Raise UserError where a whole window has fewer than LEAST_ROLLOUTS rollouts, so no bin could ever be judged."""
+    """Raise UserError where a whole window has fewer than LEAST_ROLLOUTS sparse rollouts, so no bin could ever be judged.
+    Those of the control group are dense."""
     rollouts = config.train.prompts_per_step * config.rollout.samples_per_prompt
-    if rollouts * window_steps < LEAST_ROLLOUTS:
+
+    def sparse_in(steps: int) -> int:
+        return rollouts * steps - int(config.control_share * rollouts * steps)
+
+    if sparse_in(window_steps) < LEAST_ROLLOUTS:
+        enough = next(steps for steps in itertools.count(window_steps) if sparse_in(steps) >= LEAST_ROLLOUTS)
         raise UserError(
             f"{who} needs at least {LEAST_ROLLOUTS} rollouts to judge a bin, but {field} = {window_steps} steps of this run "
-            f"have {rollouts * window_steps}",
-            f"--set {field}={-(-LEAST_ROLLOUTS // rollouts)}, or sample more rollouts a step",
+            f"have {sparse_in(window_steps)} sparse ones",
+            f"--set {field}={enough}, or sample more rollouts a step",
         )
 
 

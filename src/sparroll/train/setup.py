@@ -44,7 +44,13 @@ from sparroll.train.sampling.control_group import ControlGroup
 from sparroll.train.sampling.prompts import PromptStream
 from sparroll.train.sampling.rewards import Rewards
 from sparroll.train.sampling.rollouts import Sampling
-from sparroll.train.sampling.task_data import make_task, refuse_other_rows, training_prompts, write_record
+from sparroll.train.sampling.task_data import (
+    make_task,
+    refuse_other_rows,
+    refuse_prompts_without_room,
+    training_prompts,
+    write_record,
+)
 from sparroll.train.sampling.task_data import notices as task_notices
 from sparroll.train.sampling.weight_sync import EngineWeights
 from sparroll.train.schedules import (
@@ -71,6 +77,8 @@ if TYPE_CHECKING:
 
 _DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _SCHEDULES = "schedules.json"
+_OTHER_FOLDER = "choose another folder with --out"
+"""What to do about a file of the run that cannot be read."""
 """The schedules that the run began with, by what names them in the configuration."""
 
 
@@ -182,7 +190,9 @@ def open_run(asked: TrainConfig | DistillConfig, out: Path, resume: bool, *, tas
     scorer = _policy(found / "model" if found and not frozen else config.model.name, config, ranks)
     encoder = PromptEncoder(scorer.tokenizer, config.task.chat_template, config.task.thinking)
     prompts = training_prompts(task, config, encoder)
-    controller = _controller(config, schedule, prompts, scorer, encoder)
+    context_limit = getattr(scorer.model.config, "max_position_embeddings", None)
+    refuse_prompts_without_room(task, config, prompts, encoder, context_limit)
+    controller = _controller(config, schedule, prompts, encoder)
     empty, unrewarded = make_empty_steps(config), make_unrewarded_steps(config, task)
     watchers = tuple(each for each in (guard, cheaper, empty, unrewarded, controller) if each is not None)
     refuse_two_hands(watchers)
@@ -338,7 +348,7 @@ def refuse_other_schedules(config: TrainConfig, schedule: Schedule | None, out: 
     """Raise UserError where a run is resumed and a file of its schedules has changed since it began: the configuration
     has their paths alone."""
     if (out / _SCHEDULES).is_file():
-        before = read_schedule_tables(checkpoint.read_json(out / _SCHEDULES))
+        before = read_schedule_tables(files.read_table(out / _SCHEDULES, _OTHER_FOLDER))
         refuse_changes(out, before, schedule_tables(config, schedule))
 
 
@@ -374,15 +384,13 @@ def _controller(
     config: TrainConfig,
     schedule: Schedule | None,
     prompts: PromptStream,
-    scorer: Scorer,
     encoder: PromptEncoder,
 ) -> Controller | None:
-    """A controller for contexts up to the longest prompt and a whole response, or up to the model's context limit."""
+    """A controller for contexts up to the longest prompt and a whole response."""
     if config.control.by != "controller":
         return None
     longest = max(len(ids) for ids in encoder.ids(prompts.prompts))
-    limit = getattr(scorer.model.config, "max_position_embeddings", None)
-    return make_controller(config, schedule, min(longest + config.rollout.max_new_tokens, limit or 2**62))
+    return make_controller(config, schedule, longest + config.rollout.max_new_tokens)
 
 
 def _find_checkpoint(asked: TrainConfig | DistillConfig, out: Path, resume: bool, quiet: bool) -> Path | None:
@@ -392,10 +400,10 @@ def _find_checkpoint(asked: TrainConfig | DistillConfig, out: Path, resume: bool
     check_flag(out, resume, holds_run=begun, can_go_on=config.is_file())
     if not resume:
         if config.is_file():
-            refuse_another_command(config, checkpoint.read_json(config), type(asked).model_fields)
+            refuse_another_command(config, files.read_table(config, _OTHER_FOLDER), type(asked).model_fields)
         return None
     found, complaints = checkpoint.newest(out / "checkpoints")
-    before = checkpoint.read_json((found or out) / "config.json")
+    before = files.read_table((found or out) / "config.json", _OTHER_FOLDER)
     _refuse_another_verb(before, asked, out)
     refuse_other_config(out, before, asked)
     resolution = f"resuming from {found.name}" if found else f"{out} has no whole checkpoint: starting from step 1"

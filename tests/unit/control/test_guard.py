@@ -253,9 +253,20 @@ def test_a_guard_that_is_to_act_needs_a_target() -> None:
 def test_a_window_with_too_few_rollouts_to_judge_any_bin_is_refused() -> None:
     few = ["train.prompts_per_step=1", "rollout.samples_per_prompt=2", "guard.at_least=0.8"]
     assert make_guard(load_config(None, few), None).window.steps == 10
-    message = r"(?s)needs at least 8 rollouts to judge a bin.*window_steps = 3 .* have 6.*--set guard.window_steps=4"
+    message = (
+        r"(?s)needs at least 8 rollouts to judge a bin.*window_steps = 3 .* have 6 sparse.*--set guard.window_steps=4"
+    )
     with pytest.raises(UserError, match=message):
         make_guard(load_config(None, [*few, "guard.window_steps=3"]), None)
+
+
+def test_rollouts_of_the_control_group_do_not_count_for_a_window() -> None:
+    few = ["train.prompts_per_step=1", "rollout.samples_per_prompt=2", "guard.at_least=0.8", "guard.window_steps=4"]
+    sparse = [*few, "attention.kind=budget", "attention.kv_budget_tokens=64"]
+    assert make_guard(load_config(None, [*sparse, "rollout.control_share=0"]), None).window.steps == 4
+    message = r"(?s)window_steps = 4 .* have 6 sparse ones.*--set guard.window_steps=5"
+    with pytest.raises(UserError, match=message):
+        make_guard(load_config(None, [*sparse, "rollout.control_share=0.25"]), None)
 
 
 # -- the control group ---------------------------------------------------------------------------------------------------

@@ -246,13 +246,13 @@ def test_where_no_bin_can_be_judged_the_controller_says_so_and_what_to_do() -> N
     said = [made.watch(evidence(step, impossible(step, {0: 0}), made.schedule())) for step in range(1, 23)]
     assert [step for step, decision in enumerate(said, 1) if decision.events] == [2, 22]
     assert said[1].events[0] == (
-        "controller: no length can be judged by its impossible tokens: the fullest one has 4000 tokens of 40 rollouts "
-        "in 2 steps, and a limit of 0.0001 needs 110000 tokens of 8 rollouts; --set control.window_steps=55, sample more "
-        "rollouts a step, or use wider bins (mismatch.bin_tokens)"
+        "controller: no length can be judged: the fullest one has 4000 tokens of 40 sparse rollouts in 2 steps, and a "
+        "limit of 0.0001 needs 110000 tokens of 8 rollouts; --set control.window_steps=55, sample more rollouts a step, or "
+        "use wider bins (mismatch.bin_tokens)"
     )
     few = controller(limit=ImpossibleLimit(10, 0.2), window_steps=2)
     said = [few.watch(evidence(step, impossible(step, {0: 0}, rollouts=1), few.schedule())) for step in (1, 2)]
-    assert "200 tokens of 2 rollouts" in said[1].events[0] and "window_steps=8," in said[1].events[0]
+    assert "200 tokens of 2 sparse rollouts" in said[1].events[0] and "window_steps=8," in said[1].events[0]
 
 
 def test_the_schedule_that_it_writes_names_the_share_and_what_was_measured() -> None:

@@ -155,7 +155,9 @@ def test_a_kill_at_any_operation_leaves_a_whole_checkpoint(tmp_path: Path, model
     assert used == {"step-000002", "step-000004"}
 
 
-@pytest.mark.parametrize("what", ["short", "other", "missing", "manifest"])
+@pytest.mark.parametrize(
+    "what", ["short", "other", "missing", '{"format": 1, "fil', "[]", '{"files": [1]}', '{"files": {"a": 1}}']
+)
 def test_a_damaged_newest_folder_is_named_and_the_one_before_is_used(
     what: str, tmp_path: Path, model: PreTrainedModel
 ) -> None:
@@ -170,7 +172,7 @@ def test_a_damaged_newest_folder_is_named_and_the_one_before_is_used(
     elif what == "missing":
         weights.unlink()
     else:
-        (tmp_path / "step-000004" / "manifest.json").write_text('{"format": 1, "fil')
+        (tmp_path / "step-000004" / "manifest.json").write_text(what)
     found, complaints = newest(tmp_path)
     assert found == tmp_path / "step-000002"
     assert len(complaints) == 1

@@ -52,7 +52,7 @@ class DataTask:
         train = self._uncontaminated(train, evaluation)
         for kind in sorted({row.kind for row in [*train, *evaluation]} - self._rewards.keys()):
             self._rewards[kind] = reward_for(kind, settings)
-        train, evaluation = self._judgeable(train), self._judgeable(evaluation)
+        train, evaluation = self._judgeable(train, ""), self._judgeable(evaluation, " (eval)")
         self._check_left(train)
         self._rows: dict[Split, list[Row]] = {
             "train": [filled(row, settings.prompt_template) for row in train],
@@ -218,13 +218,14 @@ class DataTask:
         found = {each.train_id for each in self.overlaps}
         return [row for row in train if row.row_id not in found]
 
-    def _judgeable(self, rows: list[Row]) -> list[Row]:
+    def _judgeable(self, rows: list[Row], said: str) -> list[Row]:
+        """The rows that a response can be judged by. said: what stands behind the reason where rows are left out."""
         usable: dict[str, bool] = {}
         for kind, reward in self._rewards.items():
             mine = [row for row in rows if row.kind == kind]
             usable |= dict(zip((row.row_id for row in mine), reward.usable(mine) if mine else [], strict=True))
         if bad := len(rows) - sum(usable[row.row_id] for row in rows):
-            self.removed["no response can be judged"] += bad
+            self.removed[f"no response can be judged{said}"] += bad
         return [row for row in rows if usable[row.row_id]]
 
     def _check_left(self, train: list[Row]) -> None:

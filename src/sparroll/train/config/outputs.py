@@ -7,7 +7,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from sparroll.train.config.base import Section
-from sparroll.types import MOST_SAMPLES
+from sparroll.types import LEAST_TEMPERATURE, MOST_SAMPLES
 
 
 class MismatchSection(Section):
@@ -38,12 +38,25 @@ class HeldOutSection(Section):
     level: int | None = Field(default=None, ge=0)
     """Difficulty of the prompts. Default: the training level."""
 
+    @model_validator(mode="after")
+    def _prompts_are_evaluated(self) -> Self:
+        if self.prompts == 0 and (self.every_steps or self.level is not None):
+            field = "every_steps" if self.every_steps else "level"
+            raise ValueError(f"evaluate.{field} does nothing with evaluate.prompts = 0, which evaluates nothing")
+        return self
+
 
 class EvaluateSection(HeldOutSection):
     temperature: float = Field(default=1.0, ge=0)
     """Sampling temperature of the dense responses; 0 is greedy."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Below 1, each token of these responses is drawn from the fewest most likely ones with at least this mass."""
+
+    @model_validator(mode="after")
+    def _can_be_sampled_at(self) -> Self:
+        if 0 < self.temperature < LEAST_TEMPERATURE:
+            raise ValueError(f"evaluate.temperature must be 0 or from {LEAST_TEMPERATURE:g} up, got {self.temperature}")
+        return self
 
     @model_validator(mode="after")
     def _top_p_has_an_effect(self) -> Self:

@@ -12,7 +12,7 @@ from sparroll.control.control_group import MOST_SHARE, ControlGroupSettings
 from sparroll.draft_check import LEAST_WINDOW_TOKENS, MOST_WINDOW_TOKENS, DraftCheck
 from sparroll.schedule import MOST_TOKENS
 from sparroll.train.config.base import Section
-from sparroll.types import MOST_SAMPLES
+from sparroll.types import LEAST_TEMPERATURE, MOST_SAMPLES
 
 
 class HFEngineSection(Section):
@@ -57,7 +57,7 @@ class SamplingSection(Section):
 
     samples_per_prompt: int = Field(default=2, ge=2, le=MOST_SAMPLES)
     """Rollouts of each prompt."""
-    temperature: float = Field(default=1.0, gt=0)
+    temperature: float = Field(default=1.0, ge=LEAST_TEMPERATURE)
     """Temperature of sampling, and of every log-probability in the run."""
     max_new_tokens: int = Field(default=1024, ge=1)
     """Responses are cut at this many tokens. A cut response usually has no answer, so its reward is 0."""

@@ -75,6 +75,17 @@ class TrainConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _rows_have_no_levels(self) -> Self:
+        if is_data(self.task.name):
+            none = (0, TaskSection.model_fields["level"].default)
+            for field, level in (("task", self.task.level), ("evaluate", self.evaluate.level)):
+                if level is not None and level not in none:
+                    raise ValueError(
+                        f"{field}.level does nothing with task.name = {self.task.name!r}: rows have no levels"
+                    )
+        return self
+
+    @model_validator(mode="after")
     def _rewards_fit_the_rollouts(self) -> Self:
         rollout, buffer, by = self.rollout, self.reward.overlong_buffer_tokens, self.rollout.dynamic_sampling_by
         if buffer > rollout.max_new_tokens:

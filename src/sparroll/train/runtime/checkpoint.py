@@ -205,16 +205,19 @@ def tidy(folder: Path, used: Path | None) -> None:
 def damage(checkpoint: Path) -> str | None:
     """What is wrong with a checkpoint folder; None where nothing is."""
     try:
-        manifest = read_json(checkpoint / _MANIFEST)
-    except (OSError, ValueError):
+        listed = [
+            (name, int(of["bytes"]), str(of["sha256"]))
+            for name, of in read_json(checkpoint / _MANIFEST)["files"].items()
+        ]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return "no readable manifest.json"
-    for name, expected in manifest["files"].items():
+    for name, size, digest in listed:
         path = checkpoint / name
         if not path.is_file():
             return f"{name} is missing"
-        if path.stat().st_size != expected["bytes"]:
-            return f"{name} has {path.stat().st_size} bytes instead of {expected['bytes']}"
-        if files.sha256(path) != expected["sha256"]:
+        if path.stat().st_size != size:
+            return f"{name} has {path.stat().st_size} bytes instead of {size}"
+        if files.sha256(path) != digest:
             return f"{name} has other contents than were written"
     return None
 

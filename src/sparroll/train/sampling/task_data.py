@@ -13,7 +13,6 @@ from sparroll.tasks import Task
 from sparroll.tasks.data.select import refuse_window_without_dates
 from sparroll.tasks.data.task import DataTask, data_task
 from sparroll.train.config.run import TrainConfig
-from sparroll.train.runtime import checkpoint
 from sparroll.train.sampling.prompts import GivenPrompts, PromptStream
 
 ENDLESS_TASK_PROMPTS = 1024
@@ -55,6 +54,31 @@ def training_prompts(task: Task, config: TrainConfig, encoder: PromptEncoder) ->
     return stream
 
 
+def refuse_prompts_without_room(
+    task: Task, config: TrainConfig, prompts: PromptStream, encoder: PromptEncoder, context_limit: int | None
+) -> None:
+    """Raise UserError where the longest prompt of training or evaluation and a whole response do not fit into the model's
+    context: its turn may come after many steps, and no resumed run could go on there. A level that the task does not have
+    is refused, too."""
+    asked_of = {"a training": list(prompts.prompts)}
+    if config.evaluate.prompts:
+        level = config.task.level if config.evaluate.level is None else config.evaluate.level
+        asked_of["an eval"] = task.prompts("eval", level, config.train.seed, config.evaluate.prompts)
+    if context_limit is None:
+        return
+    response = config.rollout.max_new_tokens
+    for split, asked in asked_of.items():
+        longest = max(map(len, encoder.ids(asked)))
+        if longest + response > context_limit:
+            leave_out = "leave long rows out (data.max_prompt_tokens for training rows)"
+            shorter = f"--set rollout.max_new_tokens={context_limit - longest} or less, or "
+            raise UserError(
+                f"{split} prompt has {longest:,} tokens, and with rollout.max_new_tokens = {response:,} that is more than "
+                f"the model's context of {context_limit:,}",
+                (shorter if longest < context_limit else "") + leave_out,
+            )
+
+
 def write_record(task: Task, out: Path) -> None:
     """Write data.json, which says which rows were read, skipped and left out."""
     if isinstance(task, DataTask):
@@ -71,5 +95,5 @@ def refuse_other_rows(task: Task, out: Path) -> None:
     """Raise UserError where a run is resumed on other rows than it began with: the order of its prompts would not be
     the same."""
     if isinstance(task, DataTask) and (out / RECORD).is_file():
-        began = checkpoint.read_json(out / RECORD)["fingerprint"]
+        began = files.read_table(out / RECORD, "choose another folder with --out").get("fingerprint")
         refuse_changes(out, {"data.fingerprint": began}, {"data.fingerprint": task.fingerprint()})
