@@ -153,12 +153,16 @@ class Evaluated:
     results: dict[str, Any]
 
 
+Level = Literal["yes", "probably", "no", "unknown"]
+"""How an answer turned out, which is also its colour."""
+
+
 @dataclass(frozen=True)
 class Answer:
     """An answer in words to one of the reader's questions."""
 
     question: str
-    level: Literal["yes", "probably", "no", "unknown"]
+    level: Level
     answer: str
     reasons: tuple[str, ...] = ()
     """What the answer rests on, and what it leaves open."""
