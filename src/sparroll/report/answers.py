@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from sparroll.calibrate.bounds import BlindSpots
 from sparroll.mismatch.table import TailRow
 from sparroll.report.data import Answer, GapPoint, Level, Measured, PlannedDecoding, TrainingRun, differences, thin
 from sparroll.rounding import percent_down, percent_up, rounded_down, rounded_up, with_interval
+from sparroll.schedule import Schedule
 
 SAFE, SAVES, HELD = "Is this schedule safe here?", "What does it save?", "Did training hold?"
 FINE = 0.05
@@ -26,14 +28,20 @@ def answers(
     if len(schedules) != 1 or len({schedules[0].model, *(run.model for run in runs)}) > 1:
         return ()
     about = schedules[0]
-    under_it = [run for run in runs if _same_budgets(run, about)]
+    under_it = [run for run in runs if _under_it(run, about)]
     return (_safe(about, under_it), _saves(about, under_it, plans), _held(under_it, runs))
 
 
-def _same_budgets(run: TrainingRun, about: Measured) -> bool:
+def _under_it(run: TrainingRun, about: Measured) -> bool:
+    """Whether what the run read, how it chose that, and how its drafts were checked is what the schedule says."""
     if run.schedule is None or about.schedule is None:
         return False
-    return run.schedule.plain_budgets() == about.schedule.plain_budgets()
+    return _reads(run.schedule) == _reads(about.schedule)
+
+
+def _reads(schedule: Schedule) -> tuple[Any, ...]:
+    """All that decides what rollouts under a schedule are; the budgets have the groups of layers in them."""
+    return schedule.plain_budgets(), schedule.selector, schedule.dense_layers, schedule.check
 
 
 # -- is it safe ------------------------------------------------------------------------------------------------------------

@@ -194,12 +194,19 @@ class ReportData:
     provenance: tuple[Provenance, ...] = ()
 
 
+_OF_A_CONTROL_GROUP = ("rollout.control_share", "rollout.control_share_first", "rollout.control_first_steps")
+"""Settings that a run with dense rollouts cannot have."""
+
+
 def differences(runs: Sequence[TrainingRun], without: Sequence[str] = ()) -> dict[str, tuple[Any, ...]]:
     """Fields of the configurations in which the runs differ: "train.seed" -> (0, 1). Sections in `without` are left
-    out."""
+    out. Settings of a control group are compared among the sparse runs alone."""
     tables = [flat(run.config) for run in runs]
+    sparse = [table for run, table in zip(runs, tables, strict=True) if not run.dense]
     names = dict.fromkeys(name for table in tables for name in table)
-    values = {name: tuple(table.get(name) for table in tables) for name in names}
+    values = {
+        name: tuple(table.get(name) for table in (sparse if name in _OF_A_CONTROL_GROUP else tables)) for name in names
+    }
     return {
         name: found
         for name, found in values.items()

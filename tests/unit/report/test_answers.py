@@ -7,10 +7,12 @@ from dataclasses import replace
 import pytest
 
 from report_data import measured, plans, row, run, runs, schedule
+from sparroll.attention.selectors import PageMean, Quest
 from sparroll.control.guard import Guard
 from sparroll.report.answers import HELD, SAFE, SAVES, answers
-from sparroll.report.data import AccuracyPoint, Answer, GapPoint, Measured, TailCurve, TrainingRun
-from sparroll.schedule import Schedule
+from sparroll.report.data import AccuracyPoint, Answer, GapPoint, Measured, TailCurve, TrainingRun, differences
+from sparroll.schedule import Schedule, Step
+from sparroll.train.config.run import TrainConfig
 from tail_worlds import evidence
 from tail_worlds import measured as tails
 
@@ -35,6 +37,25 @@ def test_a_checked_run_is_compared_with_dense_rollouts_which_have_no_drafts_to_c
     dense, calibrated, _ = runs()
     checked = replace(calibrated, config=calibrated.config | {"check": {"window_tokens": 64, "floor": 0.01}})
     assert answer(HELD, measured(), (dense, checked)) == answer(HELD, measured(), (dense, calibrated))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(LIKE, selector=Quest()),
+        replace(LIKE, selector=PageMean(first_tokens=0)),
+        replace(LIKE, dense_layers=(0,)),
+        LIKE.checked(16, 0.01),
+        schedule(64, 128, 256),
+        replace(LIKE, layer_groups=((2, 3),), steps=(Step(0, (64,)), Step(500, (128,)), Step(1000, (192,)))),
+    ],
+)
+def test_a_run_that_reads_or_checks_in_another_way_is_not_under_the_schedule(other: Schedule) -> None:
+    dense, calibrated, _ = runs()
+    found = (dense, replace(calibrated, schedule=other))
+    assert answer(SAVES, measured(), found).level == answer(HELD, measured(), found).level == "unknown"
+    same = (dense, replace(calibrated, schedule=replace(LIKE, name="another name", made_by={"command": "copied"})))
+    assert answer(SAVES, measured(), same).level == "yes"
 
 
 def test_all_three_questions_are_answered_in_their_order() -> None:
@@ -166,6 +187,24 @@ def test_a_dense_run_with_other_settings_is_no_comparison() -> None:
 def of_seed(seed: int, one: TrainingRun) -> TrainingRun:
     changed = {**one.config, "train": {"seed": seed, "lr": 1e-4}}
     return replace(one, config=changed, name=f"{one.name}-{seed}")
+
+
+def test_two_runs_at_the_defaults_but_for_their_attention_have_the_same_settings() -> None:
+    """By default only a sparse run has a control group."""
+    schedule = {"kind": "schedule", "name": "qwen3-1.7b-0.86"}
+    dense, sparse = (
+        replace(
+            with_accuracy(name, under, 0.54, 0.02),
+            config=TrainConfig.model_validate({"attention": attention}).model_dump(mode="json"),
+        )
+        for name, under, attention in (("dense", None, {"kind": "dense"}), ("calibrated", LIKE, schedule))
+    )
+    assert sparse.config["rollout"]["control_share"] != dense.config["rollout"]["control_share"] == 0
+    assert differences([dense, sparse], without=("attention",)) == {}
+    assert answer(HELD, measured(model=dense.model), (dense, sparse)).level == "yes"
+    other = replace(sparse, config=sparse.config | {"rollout": sparse.config["rollout"] | {"control_share": 0.125}})
+    found = differences([dense, sparse, other], without=("attention",))
+    assert found == {"rollout.control_share": (0.03125, 0.125)}
 
 
 def test_the_worst_of_several_runs_decides_and_is_named_wherever_it_stands_in_the_folder() -> None:
