@@ -9,7 +9,17 @@ from typing import Any
 
 from sparroll.calibrate.bounds import BlindSpots
 from sparroll.mismatch.table import TailRow
-from sparroll.report.data import Answer, GapPoint, Level, Measured, PlannedDecoding, TrainingRun, differences, thin
+from sparroll.report.data import (
+    Answer,
+    GapPoint,
+    Level,
+    Measured,
+    PlannedDecoding,
+    TrainingRun,
+    differences,
+    model_key,
+    thin,
+)
 from sparroll.rounding import percent_down, percent_up, rounded_down, rounded_up, with_interval
 from sparroll.schedule import Schedule
 
@@ -25,7 +35,7 @@ def answers(
 ) -> tuple[Answer, ...]:
     """Answers about the one schedule that the folder is about; empty where there is none, or more than one."""
     schedules = [each for each in measured if each.schedule is not None]
-    if len(schedules) != 1 or len({schedules[0].model, *(run.model for run in runs)}) > 1:
+    if len(schedules) != 1 or len({model_key(name) for name in (schedules[0].model, *(run.model for run in runs))}) > 1:
         return ()
     about = schedules[0]
     under_it = [run for run in runs if _under_it(run, about)]
@@ -139,8 +149,8 @@ def _gap(name: str, last: GapPoint) -> str:
 
 
 def _saves(about: Measured, under_it: Sequence[TrainingRun], plans: Sequence[PlannedDecoding]) -> Answer:
-    own = [plan for plan in plans if plan.model == about.model]
-    others = [plan for plan in plans if plan.model != about.model]
+    own = [plan for plan in plans if model_key(plan.model) == model_key(about.model)]
+    others = [plan for plan in plans if model_key(plan.model) != model_key(about.model)]
     reasons = [f"Predicted for this model{_speedup(plan)}." for plan in own]
     reasons += [f"For comparison, another model: predicted for {plan.model}{_speedup(plan)}." for plan in others]
     if not under_it:
@@ -167,8 +177,8 @@ def _saves(about: Measured, under_it: Sequence[TrainingRun], plans: Sequence[Pla
 def _speedup(plan: PlannedDecoding) -> str:
     found = plan.results
     return (
-        f" on {found['hardware']['name']}, schedule {found['schedule']}, contexts {found['lengths']}: decoding "
-        f"{rounded_down(found['speedup'], 2)} times as fast as dense"
+        f" on {plan.device}, schedule {found['schedule']}, contexts {found['lengths']}: decoding "
+        f"{rounded_down(plan.speedup, 2)} times as fast as dense{', checks of drafts included' if plan.checked else ''}"
     )
 
 

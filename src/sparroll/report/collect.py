@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,9 @@ from sparroll.report.data import (
     ReportData,
     TailCurve,
     TrainingRun,
+    model_key,
     thin,
+    told_apart,
 )
 from sparroll.report.training_runs import read_run
 from sparroll.rounding import percent_up, rounded_down
@@ -53,15 +55,19 @@ def collect(folder: Path | str) -> ReportData:
 
     summary = next((record for _, record in found if record["kind"] == "quickstart"), None)
     measured = tuple(_measured(inside(path), record) for path, record in _measurements(found))
-    plans = tuple(PlannedDecoding(_model(record), record["results"]) for _, record in found if record["kind"] == "plan")
+    plans = tuple(
+        PlannedDecoding(_model(record), record["results"], inside(path))
+        for path, record in found
+        if record["kind"] == "plan"
+    )
     runs = [
         read_run(path.parent, path.parent.name if inside(path) == "." else inside(path), record)
         for path, record in found
         if record["kind"] == "train"
     ]
     runs.sort(key=_order)
-    models = tuple(dict.fromkeys(_model(record) for _, record in found if record["kind"] not in ("plan", "quickstart")))
-    models = models or tuple(dict.fromkeys(plan.model for plan in plans))
+    models = _distinct(_model(record) for _, record in found if record["kind"] not in ("plan", "quickstart"))
+    models = models or _distinct(plan.model for plan in plans)
     return ReportData(
         title=f"sparroll {'quickstart' if summary else folder.resolve().name}",
         models=tuple(model for model in models if model),
@@ -100,6 +106,14 @@ def _model(record: dict[str, Any]) -> str:
     return str((name.get("name") if isinstance(name, dict) else name) or "")
 
 
+def _distinct(models: Iterable[str]) -> tuple[str, ...]:
+    """The models, each once and as it is spelled first."""
+    found: dict[str, str] = {}
+    for model in models:
+        found.setdefault(model_key(model), model)
+    return tuple(found.values())
+
+
 def _measurements(found: _Found) -> _Found:
     """The calibrations and profiles, without profiles that a calibration of the same model, in the same folder or in one
     of its folders, has superseded: it has more measurements."""
@@ -108,7 +122,7 @@ def _measurements(found: _Found) -> _Found:
         path
         for path, record in found
         for other, its in calibrations
-        if path.parent in (other.parent, other.parent.parent) and _model(record) == _model(its)
+        if path.parent in (other.parent, other.parent.parent) and model_key(_model(record)) == model_key(_model(its))
     }
     profiles = [(path, record) for path, record in found if record["kind"] == "profile" and path not in superseded]
     return sorted([*calibrations, *profiles], key=lambda each: each[0])
@@ -181,11 +195,9 @@ def _facts(
         points = [point.value for point in each.verified.points if not thin(point)] if each.verified else []
         if points and each.target is not None:
             facts[f"lowest tail of the schedule in any bin (target {each.target:g})"] = rounded_down(min(points))
-    for plan in plans[:2]:
-        if plan.model in models:
-            facts[f"as fast as dense on {plan.results['hardware']['name']}, predicted"] = (
-                f"{rounded_down(plan.results['speedup'], 2)}x"
-            )
+    own = [plan for plan in plans if model_key(plan.model) == model_key(models[0])][:2]
+    for plan, name in zip(own, told_apart(own), strict=True):
+        facts[f"as fast as dense on {name}, predicted"] = f"{rounded_down(plan.speedup, 2)}x"
     if summary is not None:
         results = summary["results"]
         if results["kv_read_share"] is not None:

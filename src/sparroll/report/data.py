@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -10,6 +11,7 @@ from sparroll.calibrate.fit import MIN_TOKENS
 from sparroll.control.guard import is_alarm
 from sparroll.draft_check import DraftCheck
 from sparroll.mismatch.table import TailRow
+from sparroll.plan.model_shape import built_in
 from sparroll.resume import flat
 from sparroll.schedule import Schedule
 
@@ -142,6 +144,52 @@ class PlannedDecoding:
     model: str
     """As it was asked for; the results may have another form of the name."""
     results: dict[str, Any]
+    folder: str = "."
+    """Relative to the folder of the report."""
+
+    @property
+    def device(self) -> str:
+        return str(self.results["hardware"]["name"])
+
+    @property
+    def checked(self) -> bool:
+        """Whether the dense policy checks the drafts of its schedule."""
+        return bool(self.results.get("verified"))
+
+    @property
+    def speedup(self) -> float:
+        """Over dense decoding, with the checks of drafts where there are any."""
+        return float(self.results["verified_speedup" if self.checked else "speedup"])
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of sparse decoding, with the checks of drafts where there are any."""
+        return float(self.results["verified" if self.checked else "sparse"]["tokens_per_second"])
+
+    @property
+    def basis(self) -> Literal["data sheet", "measured rates", "measured steps"]:
+        """What is known of its device."""
+        if self.results["sparse"]["bound"] == "measured":
+            return "measured steps"
+        return "measured rates" if str(self.results["hardware"].get("source")).startswith("measured") else "data sheet"
+
+
+def told_apart(plans: Sequence[PlannedDecoding], model: bool = False) -> list[str]:
+    """The device of each plan, after its model if that is asked for, with as much behind it as no other plan shares."""
+    forms = []
+    for plan in plans:
+        on = f"{plan.results['model']['name']} on {plan.device}" if model else plan.device
+        under = f"{on} under {plan.results['schedule']}"
+        at = f"{under} at lengths {plan.results['lengths']}"
+        forms.append((on, under, at, f"{at} ({plan.folder})"))
+    counts = [Counter(form) for form in zip(*forms, strict=True)]
+    return [next((name for name, count in zip(own, counts, strict=True) if count[name] == 1), own[-1]) for own in forms]
+
+
+def model_key(name: str) -> str:
+    """The same for two spellings of one model: those that `sparroll plan` has built in need no owner."""
+    shape = built_in(name)
+    return name if shape is None else shape.name
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from sparroll.report.data import TailCurve, TrainingRun, thin
+from sparroll.report.data import PlannedDecoding, TailCurve, TrainingRun, thin, told_apart
 from sparroll.rounding import rounded_down
 from sparroll.schedule import Schedule
 
@@ -149,15 +149,16 @@ def _layers(group: tuple[int, ...]) -> str:
     return ", ".join(map(str, group)) if len(group) < 5 else f"{group[0]}, {group[1]}, ..., {group[-1]}"
 
 
-def planned_speedups(plans: Sequence[dict[str, Any]], narrow: bool = False) -> str:
-    """Predicted speed-up of decoding against context length, a line for each plan."""
+def planned_speedups(plans: Sequence[PlannedDecoding], narrow: bool = False) -> str:
+    """Predicted speed-up of decoding against context length, a line for each plan. The lines are without checks of
+    drafts, also where the figure in the label is with them."""
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(4.4, 4.4) if narrow else (10.4, 3.7), layout="constrained")
         axes = figure.subplots()
-        for index, plan in enumerate(plans):
-            rows = plan["by_length"]
-            name = f"{plan['model']['name']} on {plan['hardware']['name']}"
-            label = f"{name}: {rounded_down(plan['speedup'], 2)}x at lengths {plan['lengths']}"
+        for index, (plan, name) in enumerate(zip(plans, told_apart(plans, model=True), strict=True)):
+            rows = plan.results["by_length"]
+            label = f"{name}: {rounded_down(plan.speedup, 2)}x at lengths {plan.results['lengths']}"
+            label += "; line without the checks" if plan.checked else ""
             axes.plot(
                 [row["context_tokens"] for row in rows], [row["speedup"] for row in rows],
                 marker="o", markersize=4, color=(GOOD, *OTHERS)[index % (1 + len(OTHERS))], label=label,
