@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,8 @@ from sparroll.report.data import (
     thin,
     told_apart,
 )
-from sparroll.report.training_runs import read_run
+from sparroll.report.reading import reading, records_in
+from sparroll.report.training_runs import read_run, unfinished_runs
 from sparroll.rounding import percent_up, rounded_down
 from sparroll.schedule import Schedule
 
@@ -41,20 +41,19 @@ _Found = list[tuple[Path, dict[str, Any]]]
 
 
 def collect(folder: Path | str) -> ReportData:
-    """Everything in the folder, up to two folders deep. Raises UserError if there is nothing to report."""
+    """Everything in the folder, up to two folders deep. Raises UserError if there is nothing to report, and for a
+    damaged file."""
     folder = files.existing_folder(folder, "give the folder that --out named")
-    found = [(path, record) for path, record in _records(folder) if record["kind"] in (*_WHAT, "quickstart")]
+    found = [(path, record) for path, record in records_in(folder) if record["kind"] in (*_WHAT, "quickstart")]
+    unfinished = unfinished_runs(folder)
     if not found:
-        raise UserError(
-            f"there is nothing to report in {folder}",
-            "it holds no profile.json, calibration.json, plan.json, evaluation.json or training run",
-        )
+        raise _nothing(folder, unfinished)
 
     def inside(path: Path) -> str:
         return str(path.parent.relative_to(folder))
 
     summary = next((record for _, record in found if record["kind"] == "quickstart"), None)
-    measured = tuple(_measured(inside(path), record) for path, record in _measurements(found))
+    measured = tuple(_measured(path, inside(path), record) for path, record in _measurements(found))
     plans = tuple(
         PlannedDecoding(_model(record), record["results"], inside(path))
         for path, record in found
@@ -80,6 +79,7 @@ def collect(folder: Path | str) -> ReportData:
             for path, record in found
             if record["kind"] == "evaluation"
         ),
+        unfinished=tuple(str(each.relative_to(folder)) for each in unfinished),
         facts=_facts(measured, plans, runs, models, summary),
         provenance=tuple(
             Provenance(_WHAT[record["kind"]], str(path.relative_to(folder)), record)
@@ -89,20 +89,24 @@ def collect(folder: Path | str) -> ReportData:
     )
 
 
-def _records(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Records of sparroll in the folder and up to two folders down, in the order of their paths."""
-    for path in sorted([*folder.glob("*.json"), *folder.glob("*/*.json"), *folder.glob("*/*/*.json")]):
-        try:
-            record = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            # Other programs may keep their own JSON files here.
-            continue
-        if isinstance(record, dict) and {"kind", "results", "versions"} <= record.keys():
-            yield path, record
+def _nothing(folder: Path, unfinished: Sequence[Path]) -> UserError:
+    """The error for a folder that holds no results."""
+    if not unfinished:
+        return UserError(
+            f"there is nothing to report in {folder}",
+            "it holds no profile.json, calibration.json, plan.json, evaluation.json or training run",
+        )
+    run, *more = map(str, unfinished)
+    also = f", nor are {', '.join(more)}" if more else ""
+    return UserError(
+        f"there is nothing to report in {folder} yet: the run {run} is not finished, it has no result.json{also}",
+        "run the command that began it again; `sparroll train` and `distill` take --resume",
+    )
 
 
 def _model(record: dict[str, Any]) -> str:
-    name = (record.get("config") or {}).get("model")
+    config = record.get("config")
+    name = config.get("model") if isinstance(config, dict) else None
     return str((name.get("name") if isinstance(name, dict) else name) or "")
 
 
@@ -128,8 +132,12 @@ def _measurements(found: _Found) -> _Found:
     return sorted([*calibrations, *profiles], key=lambda each: each[0])
 
 
-def _measured(folder: str, record: dict[str, Any]) -> Measured:
-    results = record["results"]
+def _measured(path: Path, folder: str, record: dict[str, Any]) -> Measured:
+    with reading(path):
+        return _measurement(folder, _model(record), record["results"])
+
+
+def _measurement(folder: str, model: str, results: dict[str, Any]) -> Measured:
     sweep = results.get("sweep", results)
     budgets = sweep.get("budgets") or sweep.get("schedules") or []
     ceiling = sweep["dense_ceiling"]
@@ -148,7 +156,7 @@ def _measured(folder: str, record: dict[str, Any]) -> Measured:
     schedule = Schedule.from_table(results["schedule"], "calibrated") if "schedule" in results else None
     return Measured(
         folder=folder,
-        model=_model(record),
+        model=model,
         curves=tuple(curves),
         estimator=ceiling["tail"]["estimator"],
         quantile=ceiling["tail"]["quantile"],

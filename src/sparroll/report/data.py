@@ -115,6 +115,8 @@ class TrainingRun:
     tolerated_gap: float | None = None
     """The reward gap that its guard tolerates; None without a control group, and where no gap raises an alarm."""
     events: tuple[str, ...] = ()
+    gone_on: bool = False
+    """Whether it was resumed after its result.json was written, and has not ended since."""
 
     @property
     def model(self) -> str:
@@ -237,6 +239,8 @@ class ReportData:
     plans: tuple[PlannedDecoding, ...] = ()
     runs: tuple[TrainingRun, ...] = ()
     evaluations: tuple[Evaluated, ...] = ()
+    unfinished: tuple[str, ...] = ()
+    """Folders of runs that have not ended yet, which are not among the runs."""
     facts: dict[str, str] = field(default_factory=dict)
     """Short figures for the top of the page, by name."""
     provenance: tuple[Provenance, ...] = ()
