@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from cli_runs import error_of, save_model
+from sparroll import files
 from sparroll.cli import main
+from sparroll.errors import UserError
 from sparroll.models import fingerprint
 from sparroll.schedule import Schedule
 
@@ -211,3 +213,17 @@ def test_report_needs_something_to_report(tmp_path: Path, capsys: pytest.Capture
     message, hint = error_of(["report", "--run", str(tmp_path)], capsys)
     assert message.startswith("there is nothing to report in")
     assert hint
+
+
+def test_a_page_that_would_replace_a_folder_is_refused_before_the_run_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    message, hint = error_of(["report", "--run", str(tmp_path), "--out", str(tmp_path)], capsys)
+    assert message == f"{tmp_path} is a folder, and a file is to be written there"
+    assert hint == f"name a file in it, such as {tmp_path / 'report.html'}"
+    (tmp_path / "report.html").mkdir()
+    message, _ = error_of(["report", "--run", str(tmp_path)], capsys)
+    assert message == f"{tmp_path / 'report.html'} is a folder, and a file is to be written there"
+    with pytest.raises(UserError, match="is a folder"):
+        files.write_text(tmp_path, "a file")
+    assert [each.name for each in tmp_path.iterdir()] == ["report.html"]

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from sparroll import files
 from sparroll.cli.shared.common import print_json, wrote
 from sparroll.cli.shared.options import OUTPUT, Json, Verb, option
 from sparroll.control.impossible_limit import ImpossibleLimit
@@ -96,6 +97,7 @@ def check(
     """Write a copy of a schedule whose drafts the dense policy checks. The copy replaces a check that it had."""
     if out.suffix != ".toml":
         raise UserError(f"a schedule file ends with .toml, got {out}", f"write {out}.toml")
+    files.output_file(out, "schedule.toml")
     schedule = dataclasses.replace(Schedule.load(name), check=DraftCheck(window, floor), name=out.stem)
     path = schedule.save(out)
     if json:
