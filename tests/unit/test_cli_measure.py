@@ -8,12 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from transformers import Qwen3Config
 
 from cli_runs import error_of, save_model
 from sparroll import files
 from sparroll.cli import main
 from sparroll.errors import UserError
 from sparroll.models import fingerprint
+from sparroll.plan.speedup import plan as predict
 from sparroll.schedule import Schedule
 
 SMALL = ["--task", "synthetic", "--level", "0", "--count", "6", "--samples", "2", "--max-new-tokens", "60"]
@@ -47,6 +49,47 @@ def test_plan_takes_a_model_folder_and_writes_a_record(tmp_path: Path, capsys: p
     assert main(command) == 0
     assert capsys.readouterr().err.strip() == f"wrote {tmp_path / 'out' / 'plan.json'}"
     assert json.loads((tmp_path / "out" / "plan.json").read_text())["results"]["model"]["layers"] == 3
+
+
+def test_plan_looks_at_the_model_in_a_folder_and_not_at_its_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same answers as `profile` gives."""
+    monkeypatch.chdir(tmp_path)
+    folder = save_model(tmp_path / "tiny-reasoner")
+    made_for = {"model": "tiny-reasoner", "fingerprint": fingerprint.of_model("tiny-reasoner")}
+    tiny = replace(Schedule.fixed(64), **made_for).save(tmp_path / "tiny.toml")
+    own = replace(Schedule.fixed(64), model=str(folder), fingerprint=fingerprint.of_model(str(folder)))
+    own.save(tmp_path / "own.toml")
+    checkpoint = save_model(tmp_path / "run" / "step-000002" / "model", torch_seed=1)
+    (checkpoint.parent / "config.json").write_text(json.dumps({"model": {"name": str(folder)}}))
+    plan = ["plan", "--lengths", "100", "--model"]
+    capsys.readouterr()
+    for model in ("./tiny-reasoner", "tiny-reasoner/config.json", str(folder)):
+        message, _ = error_of([*plan, model, "--schedule", str(tiny)], capsys)
+        assert "was made for tiny-reasoner, not for" in message and "layers" in message
+        assert main([*plan, model, "--schedule", "own.toml"]) == 0
+        capsys.readouterr()
+    assert main([*plan, "tiny-reasoner", "--schedule", str(tiny)]) == 0
+    assert main([*plan, str(checkpoint), "--schedule", "own.toml"]) == 0
+    assert main([*plan, str(folder), "--schedule", str(tiny), "--force-schedule"]) == 0
+    bare = tmp_path / "configs" / "tiny-reasoner"
+    bare.mkdir(parents=True)
+    (bare / "config.json").write_text((folder / "config.json").read_text())
+    assert main([*plan, str(bare / "config.json"), "--schedule", "own.toml"]) == 0
+    assert predict(str(folder), own, lengths=100).schedule == "fixed-64"
+    with pytest.raises(UserError, match="was made for"):
+        predict("./tiny-reasoner", Schedule.load(tiny), lengths=100)
+
+
+def test_plan_takes_the_config_of_the_model_that_a_preset_was_made_for(tmp_path: Path) -> None:
+    """The folder has no weights, and need not have the model's name."""
+    sizes = {"num_hidden_layers": 28, "hidden_size": 2048, "num_attention_heads": 16, "num_key_value_heads": 8}
+    config = Qwen3Config(**sizes, head_dim=128, vocab_size=151_936, intermediate_size=6144, tie_word_embeddings=True)
+    for name in ("Qwen3-1.7B", "mine"):
+        config.save_pretrained(tmp_path / name)
+        model = str(tmp_path / name / "config.json")
+        assert main(["plan", "--model", model, "--schedule", "qwen3-1.7b-0.86"]) == 0
 
 
 def test_profile_prints_and_plots_each_budget_and_resumes(

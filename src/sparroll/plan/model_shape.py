@@ -84,6 +84,18 @@ def model_shape(model: Any) -> ModelShape:
     raise UserError(f"cannot read a model's shape from {type(model).__name__}", "give a name, a folder or its config")
 
 
+def name_to_check(model: Any, shape: ModelShape) -> str:
+    """What tells whether a schedule was made for the model: the folder that the shape was read from, whose files tell more
+    than its name, or else the name of the shape."""
+    if not isinstance(model, (str, Path)) or built_in(str(model)) is not None:
+        return shape.name
+    place = Path(model)
+    if place.name == "config.json" and place.is_file():
+        # In full, because the bare name of a folder may be that of a packaged model.
+        return str(place.absolute().parent)
+    return str(model) if place.is_dir() else shape.name
+
+
 def _read_config(name: str) -> Any:
     from transformers import AutoConfig
 
