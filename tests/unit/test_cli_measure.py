@@ -142,6 +142,9 @@ def test_measuring_refuses_bad_settings_before_the_model_is_loaded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     there = ["--model", "no-such-model", "--task", "synthetic", "--out", str(tmp_path / "out")]
+    message, hint = error_of(["profile", *there, "--budget", "64", "--estimator", "sampled"], capsys)
+    assert message.startswith("the percentiles of the estimator 'sampled' are not those of the acceptance")
+    assert hint == "use top_k_lower or exact"
     message, _ = error_of(["profile", *there], capsys)
     assert message == "there is nothing to profile"
     message, hint = error_of(["profile", *there, "--budget", "100"], capsys)

@@ -57,7 +57,7 @@ def profile(
     json_output: options.Json = False,
 ) -> None:
     """Measure the tail of the acceptance for each budget and schedule, with the dense ceiling beside them."""
-    from sparroll.calibrate.measure import MeasureSettings, check_measurable
+    from sparroll.calibrate.measure import MeasureSettings, check_measurable, check_percentiles
     from sparroll.calibrate.open_study import open_study, published_selector, study_table
     from sparroll.calibrate.profile import profile as measure
     from sparroll.report import write_report
@@ -84,6 +84,7 @@ def profile(
             "there is nothing to profile", "give --budget 512, --schedule qwen3-1.7b-0.86, or several of them"
         )
     asked = [named.with_check(each, check_window, check_floor) or each for each in asked]
+    check_percentiles(settings)
     for each in asked:
         check_measurable(each, settings)
     common.say_caveats(*asked)
