@@ -111,5 +111,5 @@ def excerpts(rows: list[dict[str, Any]], prompts: list[str], shown: int = 3) -> 
 
 def _cut(text: str, most: int = 240) -> str:
     """The beginning and the end of a long text, on one line, without characters that a terminal would obey."""
-    line = "".join(letter if letter.isprintable() else "?" for letter in " ".join(text.split()))
+    line = common.harmless(" ".join(text.split()))
     return line if len(line) <= most else f"{line[: most * 2 // 3]} ... {line[-most // 3 :]}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +31,14 @@ def print_json(value: Any) -> None:
     from sparroll.records import plain
 
     print(json.dumps(plain(value), indent=1, allow_nan=False))
+
+
+def harmless(text: str) -> str:
+    """The text with a question mark for each character that a terminal would obey. Line breaks and tabs stay."""
+    return "".join(
+        letter if letter.isprintable() or letter in "\n\t" or unicodedata.category(letter) == "Zs" else "?"
+        for letter in text
+    )
 
 
 def output_folder(path: Path) -> Path:
