@@ -238,6 +238,17 @@ def test_a_command_first_says_what_must_be_known_of_its_schedule(
     assert "no-such-model" in said[1]
 
 
+@pytest.mark.parametrize("command", ["serve-args --schedule FILE", "schedule check FILE --out FILE.checked.toml"])
+def test_a_command_that_only_hands_a_schedule_on_says_its_caveat_beside_its_output(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = replace(Schedule.fixed(64), made_by={"caveat": "scaled"}).save(tmp_path / "mine.toml")
+    assert main([*command.replace("FILE", str(path)).split(), "--json"]) == 0
+    output = capsys.readouterr()
+    assert output.err.splitlines()[0] == "the schedule 'mine' is scaled"
+    json.loads(output.out)
+
+
 def test_a_model_of_two_layers_has_none_that_would_be_sparse(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
