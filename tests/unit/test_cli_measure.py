@@ -111,8 +111,15 @@ def test_profile_prints_and_plots_each_budget_and_resumes(
         raise AssertionError("a finished profile must not generate again")
 
     monkeypatch.setattr(HFEngine, "generate", again)
+    path = out / "profile.json"
+    path.write_text(json.dumps(record | {"date": "2020-01-01T00:00:00+00:00", "wall_seconds": 77.0}))
+    before = path.read_text()
     assert main([*command, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == record["results"]
+    # Nothing was left to do, so the date and the seconds are those of the call that measured.
+    assert path.read_text() == before
+    assert main(command[:-4] + command[-2:]) == 0
+    assert [entry["name"] for entry in json.loads(path.read_text())["results"]["schedules"]] == ["fixed-52"]
 
 
 def test_calibrate_writes_a_schedule_that_loads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -103,8 +103,9 @@ def profile(
             found = measure(study, asked, out=out / "measured", on_progress=bars.bar("profile"))
     config = study_table(model, entries, chat, settings, engine, dtype=dtype, schedules=[each.name for each in asked])
     seconds = time.perf_counter() - started
-    record = records.write(
-        out / "profile.json", "profile", found.table(), config=config, seed=seed, wall_seconds=seconds
+    record = out / "profile.json"
+    written = records.write_unless_same(
+        record, "profile", found.table(), config=config, seed=seed, wall_seconds=seconds
     )
     page = write_report(out)
     if json_output:
@@ -112,7 +113,7 @@ def profile(
     else:
         for entry in (found.ceiling, *found.entries):
             print("\n".join(_lines(entry)), end="\n\n")
-    common.wrote(record, page, quiet=json_output)
+    common.wrote(record, page, quiet=json_output, kept=None if written else record)
 
 
 def _lines(entry: Entry) -> list[str]:

@@ -69,10 +69,12 @@ def print_config(config: Section, as_json: bool) -> None:
         print(as_toml(config), end="")
 
 
-def wrote(*paths: Path, quiet: bool = False) -> None:
-    """Name the files that a command wrote; every long command ends with this."""
+def wrote(*paths: Path, quiet: bool = False, kept: Path | None = None) -> None:
+    """Name the files that a command wrote; every long command ends with this. kept: the one of them that it left as it
+    was, because it had nothing to do."""
     for path in paths:
-        say(f"wrote {path}", quiet=quiet)
+        said = f"{path} stays as it was: nothing was left to do" if path == kept else f"wrote {path}"
+        say(said, quiet=quiet)
 
 
 def interrupted() -> str:
