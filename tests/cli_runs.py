@@ -26,9 +26,9 @@ def error_of(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[
     return first.removeprefix("error: "), rest.strip().removeprefix("hint: ")
 
 
-def save_model(folder: Path, **changes: object) -> Path:
+def save_model(folder: Path, torch_seed: int = 0, **changes: object) -> Path:
     """A random Qwen3 of three layers with a word tokenizer, as a folder for transformers."""
-    torch.manual_seed(0)
+    torch.manual_seed(torch_seed)
     settings = {
         "vocab_size": len(WORDS), "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3,
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": CONTEXT_TOKENS,

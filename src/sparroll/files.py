@@ -24,7 +24,7 @@ def write_bytes(path: Path | str, data: bytes) -> Path:
     """Replace `path` by a file that holds `data`. Writes a temporary file beside it, flushes it to disk, then renames
     it."""
     global last_written
-    path = Path(path)
+    path = output_file(path)
     folder = output_folder(path.parent)
     handle, temporary = tempfile.mkstemp(dir=folder, prefix=f".{path.name}.", suffix=".tmp")
     try:
@@ -71,6 +71,15 @@ def sha256(path: Path) -> str:
     """SHA-256 of a file's contents, in hex digits."""
     with path.open("rb") as source:
         return hashlib.file_digest(source, "sha256").hexdigest()
+
+
+def output_file(path: Path | str, example: str | None = None) -> Path:
+    """The path of a file that is to be written. Raises UserError if it is a folder. example: a name for a file in it."""
+    path = Path(path)
+    if path.is_dir():
+        hint = "move the folder elsewhere" if example is None else f"name a file in it, such as {path / example}"
+        raise UserError(f"{path} is a folder, and a file is to be written there", hint)
+    return path
 
 
 def output_folder(path: Path | str) -> Path:

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import platform
+from collections.abc import Collection
 from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
@@ -57,6 +58,28 @@ def make(
 def write(path: Path | str, kind: str, results: Any, **about: Any) -> Path:
     """Write a record atomically. Takes `config`, `seed` and `wall_seconds` like `make`."""
     return files.write_json(path, make(kind, results, **about))
+
+
+def write_unless_same(
+    path: Path | str, kind: str, results: dict[str, Any], *, aside: Collection[str] = (), **about: Any
+) -> bool:
+    """Write a record as `write` does, unless the one that is there says the same: then the date, the commit, the
+    versions and the seconds stay those of the call that did the work. aside: results that are of each call. Returns
+    whether it was written."""
+    new = json.loads(json.dumps(make(kind, results, **about)))
+    try:
+        old = read(path, kind)
+    except UserError:
+        old = {}
+    if old and all(_without(old, aside).get(key) == _without(new, aside)[key] for key in ("config", "seed", "results")):
+        return False
+    files.write_json(path, new)
+    return True
+
+
+def _without(record: dict[str, Any], aside: Collection[str]) -> dict[str, Any]:
+    results = {name: value for name, value in record["results"].items() if name not in aside}
+    return record | {"results": results}
 
 
 def read(path: Path | str, kind: str | None = None) -> dict[str, Any]:

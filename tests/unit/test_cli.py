@@ -36,6 +36,30 @@ def test_schedule_show_prints_steps_and_a_plot(capsys: pytest.CaptureFixture[str
     assert "█" in printed
 
 
+def test_a_step_that_begins_beyond_the_longest_context_has_no_share(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["schedule", "show", "qwen3-1.7b-0.86", "--context", "9000"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.endswith("-       - ")]
+    # At 9,000 tokens a budget of 2,048 is 22.8 %.
+    assert rows[3] == ["8,000", "9,000", "2,048", "26%", "to", "23%", "-", "-"]
+    assert rows[4:6] == [["10,000", "12,000", "2,560", "-", "-", "-"], ["12,000", "14,000", "3,072", "-", "-", "-"]]
+    assert rows[-1] == ["18,000", "4,096", "-", "-", "-"] and len(rows) == 8
+    assert main(["schedule", "show", "qwen3-1.7b-0.86", "--context", "18000"]) == 0
+    assert "18,000              4,096   23% to 23%" in capsys.readouterr().out
+
+
+def test_what_does_not_fit_into_a_line_goes_on_in_the_next(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    assert main(["schedule", "show", "qwen3-1.7b-0.86"]) == 0
+    caption = "context tokens. bars: tokens read by a sparse layer; dots: the whole context"
+    printed = capsys.readouterr().out
+    assert caption in " ".join(printed.split()) and max(map(len, printed[printed.index(" ┤") :].splitlines())) <= 60
+    assert main(["data", "list"]) == 0
+    printed = capsys.readouterr().out
+    assert "…" not in printed and "POLARIS" in printed
+
+
 def test_schedule_show_prints_each_group_of_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     grouped = Schedule((Step(0, (512, 1024)), Step(4000, 1536)), dense_layers=(0,), layer_groups=((1, 2, 3), (4,)))
     path = grouped.save(tmp_path / "grouped.toml")

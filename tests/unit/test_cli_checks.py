@@ -193,6 +193,10 @@ def test_schedule_check_writes_a_checked_copy_that_show_explains(
     assert "windows of 32 tokens, floor 0.1: no token more than 2.31 nats off" in capsys.readouterr().out
     message, hint = error_of(["schedule", "check", "qwen3-1.7b-0.86", "--out", str(tmp_path / "x")], capsys)
     assert "ends with .toml" in message and hint.endswith("x.toml")
+    (tmp_path / "folder.toml").mkdir()
+    message, hint = error_of(["schedule", "check", "no-preset", "--out", str(tmp_path / "folder.toml")], capsys)
+    assert message == f"{tmp_path / 'folder.toml'} is a folder, and a file is to be written there"
+    assert hint == f"name a file in it, such as {tmp_path / 'folder.toml' / 'schedule.toml'}"
 
 
 def test_calibrate_chooses_a_check_and_refuses_what_cannot_have_one(

@@ -75,6 +75,27 @@ def test_check_lists_shared_rows_and_says_so_by_its_exit_code(tmp_path: Path, ca
     assert "0 of 1 rows" in capsys.readouterr().out
 
 
+def test_check_says_that_a_shorter_row_counts_as_a_whole(tmp_path: Path, capsys: Captured) -> None:
+    root = data_files.plain_mirror(tmp_path, "gsm8k")
+    path = data_files.write(tmp_path / "own.jsonl", [{"prompt": "So: what is two plus two now?", "answer": "4"}])
+    short = data_files.write(tmp_path / "short.jsonl", [{"prompt": "What is two plus two?", "answer": "4"}])
+    assert main(["data", "check", "--train", str(path), "--eval", str(short), "--mirror", str(root)]) == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "1 of 1 rows of" in shown
+    assert "share 13 words in a row, or a whole shorter row, with an eval row" in shown
+
+
+def test_nothing_in_a_row_reaches_the_terminal_as_a_command(tmp_path: Path, capsys: Captured) -> None:
+    rows = [{"id": "\x1b]0;title\x07", "prompt": "\x1b[31mred\x9b2J\r\nover\tthere\u00a0x", "answer": "\x1b[2J7"}]
+    path = str(data_files.write(tmp_path / "own.jsonl", rows))
+    assert main(["data", "show", path]) == 0
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown and "\x9b" not in shown and "\r" not in shown and "\x07" not in shown
+    assert "?[31mred?2J" in shown and "over" in shown and "there\u00a0x" in shown and "?[2J7" in shown
+    assert main(["data", "show", path, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["samples"][0]["prompt"] == rows[0]["prompt"]
+
+
 def test_list_names_every_set(capsys: Captured) -> None:
     assert main(["data", "list", "--json"]) == 0
     assert {row["name"] for row in json.loads(capsys.readouterr().out)} >= set(data_files.FILES)

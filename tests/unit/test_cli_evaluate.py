@@ -110,8 +110,12 @@ def test_a_finished_evaluation_is_read_again_without_a_model(
 ) -> None:
     before = _results(out)
     monkeypatch.setattr("sparroll.evaluate.evaluation._engine", lambda *_: pytest.fail("loaded a model"))
+    path = out / "evaluation.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"date": "2020-01-01T00:00:00+00:00"}))
     assert main(command(model, out)) == 0
     assert _results(out) == before
+    # The record is of the call that sampled.
+    assert json.loads(path.read_text())["date"].startswith("2020")
 
 
 def test_train_then_evaluate_then_compare(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

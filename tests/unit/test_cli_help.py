@@ -136,6 +136,15 @@ def test_json_is_the_schema_of_the_configuration(capsys: pytest.CaptureFixture[s
     assert schema["properties"].keys() == DistillConfig.model_fields.keys()
 
 
+@pytest.mark.parametrize("key", ["train", "train.lr"])
+def test_json_of_one_setting_is_refused_because_the_schema_is_of_all(
+    key: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    message, hint = error_of(["config", key, "--json"], capsys)
+    assert message == f"--json prints the JSON schema of all settings, and {key} alone is asked for"
+    assert f"`sparroll config {key}`" in hint
+
+
 def test_a_misspelt_setting_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert error_of(["config", "trian"], capsys) == ("there is no section [trian]", "did you mean 'train'?")
     assert error_of(["config", "lr"], capsys)[1] == "it is a key: train.lr, distill.lr"

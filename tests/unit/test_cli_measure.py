@@ -8,10 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from transformers import Qwen3Config
 
 from cli_runs import error_of, save_model
+from sparroll import files
 from sparroll.cli import main
+from sparroll.errors import UserError
 from sparroll.models import fingerprint
+from sparroll.plan.speedup import plan as predict
 from sparroll.schedule import Schedule
 
 SMALL = ["--task", "synthetic", "--level", "0", "--count", "6", "--samples", "2", "--max-new-tokens", "60"]
@@ -47,6 +51,47 @@ def test_plan_takes_a_model_folder_and_writes_a_record(tmp_path: Path, capsys: p
     assert json.loads((tmp_path / "out" / "plan.json").read_text())["results"]["model"]["layers"] == 3
 
 
+def test_plan_looks_at_the_model_in_a_folder_and_not_at_its_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same answers as `profile` gives."""
+    monkeypatch.chdir(tmp_path)
+    folder = save_model(tmp_path / "tiny-reasoner")
+    made_for = {"model": "tiny-reasoner", "fingerprint": fingerprint.of_model("tiny-reasoner")}
+    tiny = replace(Schedule.fixed(64), **made_for).save(tmp_path / "tiny.toml")
+    own = replace(Schedule.fixed(64), model=str(folder), fingerprint=fingerprint.of_model(str(folder)))
+    own.save(tmp_path / "own.toml")
+    checkpoint = save_model(tmp_path / "run" / "step-000002" / "model", torch_seed=1)
+    (checkpoint.parent / "config.json").write_text(json.dumps({"model": {"name": str(folder)}}))
+    plan = ["plan", "--lengths", "100", "--model"]
+    capsys.readouterr()
+    for model in ("./tiny-reasoner", "tiny-reasoner/config.json", str(folder)):
+        message, _ = error_of([*plan, model, "--schedule", str(tiny)], capsys)
+        assert "was made for tiny-reasoner, not for" in message and "layers" in message
+        assert main([*plan, model, "--schedule", "own.toml"]) == 0
+        capsys.readouterr()
+    assert main([*plan, "tiny-reasoner", "--schedule", str(tiny)]) == 0
+    assert main([*plan, str(checkpoint), "--schedule", "own.toml"]) == 0
+    assert main([*plan, str(folder), "--schedule", str(tiny), "--force-schedule"]) == 0
+    bare = tmp_path / "configs" / "tiny-reasoner"
+    bare.mkdir(parents=True)
+    (bare / "config.json").write_text((folder / "config.json").read_text())
+    assert main([*plan, str(bare / "config.json"), "--schedule", "own.toml"]) == 0
+    assert predict(str(folder), own, lengths=100).schedule == "fixed-64"
+    with pytest.raises(UserError, match="was made for"):
+        predict("./tiny-reasoner", Schedule.load(tiny), lengths=100)
+
+
+def test_plan_takes_the_config_of_the_model_that_a_preset_was_made_for(tmp_path: Path) -> None:
+    """The folder has no weights, and need not have the model's name."""
+    sizes = {"num_hidden_layers": 28, "hidden_size": 2048, "num_attention_heads": 16, "num_key_value_heads": 8}
+    config = Qwen3Config(**sizes, head_dim=128, vocab_size=151_936, intermediate_size=6144, tie_word_embeddings=True)
+    for name in ("Qwen3-1.7B", "mine"):
+        config.save_pretrained(tmp_path / name)
+        model = str(tmp_path / name / "config.json")
+        assert main(["plan", "--model", model, "--schedule", "qwen3-1.7b-0.86"]) == 0
+
+
 def test_profile_prints_and_plots_each_budget_and_resumes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -66,8 +111,15 @@ def test_profile_prints_and_plots_each_budget_and_resumes(
         raise AssertionError("a finished profile must not generate again")
 
     monkeypatch.setattr(HFEngine, "generate", again)
+    path = out / "profile.json"
+    path.write_text(json.dumps(record | {"date": "2020-01-01T00:00:00+00:00", "wall_seconds": 77.0}))
+    before = path.read_text()
     assert main([*command, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == record["results"]
+    # Nothing was left to do, so the date and the seconds are those of the call that measured.
+    assert path.read_text() == before
+    assert main(command[:-4] + command[-2:]) == 0
+    assert [entry["name"] for entry in json.loads(path.read_text())["results"]["schedules"]] == ["fixed-52"]
 
 
 def test_calibrate_writes_a_schedule_that_loads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,6 +149,9 @@ def test_measuring_refuses_bad_settings_before_the_model_is_loaded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     there = ["--model", "no-such-model", "--task", "synthetic", "--out", str(tmp_path / "out")]
+    message, hint = error_of(["profile", *there, "--budget", "64", "--estimator", "sampled"], capsys)
+    assert message.startswith("the percentiles of the estimator 'sampled' are not those of the acceptance")
+    assert hint == "use top_k_lower or exact"
     message, _ = error_of(["profile", *there], capsys)
     assert message == "there is nothing to profile"
     message, hint = error_of(["profile", *there, "--budget", "100"], capsys)
@@ -190,6 +245,17 @@ def test_a_command_first_says_what_must_be_known_of_its_schedule(
     assert "no-such-model" in said[1]
 
 
+@pytest.mark.parametrize("command", ["serve-args --schedule FILE", "schedule check FILE --out FILE.checked.toml"])
+def test_a_command_that_only_hands_a_schedule_on_says_its_caveat_beside_its_output(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = replace(Schedule.fixed(64), made_by={"caveat": "scaled"}).save(tmp_path / "mine.toml")
+    assert main([*command.replace("FILE", str(path)).split(), "--json"]) == 0
+    output = capsys.readouterr()
+    assert output.err.splitlines()[0] == "the schedule 'mine' is scaled"
+    json.loads(output.out)
+
+
 def test_a_model_of_two_layers_has_none_that_would_be_sparse(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -211,3 +277,17 @@ def test_report_needs_something_to_report(tmp_path: Path, capsys: pytest.Capture
     message, hint = error_of(["report", "--run", str(tmp_path)], capsys)
     assert message.startswith("there is nothing to report in")
     assert hint
+
+
+def test_a_page_that_would_replace_a_folder_is_refused_before_the_run_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    message, hint = error_of(["report", "--run", str(tmp_path), "--out", str(tmp_path)], capsys)
+    assert message == f"{tmp_path} is a folder, and a file is to be written there"
+    assert hint == f"name a file in it, such as {tmp_path / 'report.html'}"
+    (tmp_path / "report.html").mkdir()
+    message, _ = error_of(["report", "--run", str(tmp_path)], capsys)
+    assert message == f"{tmp_path / 'report.html'} is a folder, and a file is to be written there"
+    with pytest.raises(UserError, match="is a folder"):
+        files.write_text(tmp_path, "a file")
+    assert [each.name for each in tmp_path.iterdir()] == ["report.html"]

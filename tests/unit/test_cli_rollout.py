@@ -97,6 +97,27 @@ def test_an_interrupted_run_goes_on_and_ends_with_the_same_file(
     assert _rows(tmp_path / "out") == _rows(tmp_path / "straight")
 
 
+def test_a_call_with_nothing_left_to_do_leaves_the_record_of_the_call_that_did_it(
+    model: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = _command(model, prompts, tmp_path / "out", "--budget", "64")
+    assert main(command) == 0
+    path = tmp_path / "out" / "record.json"
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps(record | {"date": "2020-01-01T00:00:00+00:00", "wall_seconds": 77.0}))
+    before = path.read_text()
+    assert f"wrote {path}" in capsys.readouterr().err
+    assert main([*command, "--json"]) == 0
+    assert path.read_text() == before
+    assert json.loads(capsys.readouterr().out)["engine"] == record["results"]["engine"]
+    assert main(command) == 0
+    assert f"{path} stays as it was: nothing was left to do" in capsys.readouterr().err
+    rows = (tmp_path / "out" / "rollouts.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "out" / "rollouts.jsonl").write_text("".join(rows[:-1]))
+    assert main(command) == 0
+    assert json.loads(path.read_text())["date"] > "2026"
+
+
 def test_an_interrupt_before_anything_is_finished_says_so(
     model: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,12 +48,41 @@ class FittedBin:
 
 
 @dataclass(frozen=True)
+class Unmeasured:
+    """A note about lengths without data, which says what they take."""
+
+    said: str
+    """The note up to the budget."""
+    context_tokens: int
+    """One of these lengths, whose budget it names."""
+    source: str
+    """Where the budget is from."""
+    source_tokens: int | None = None
+    """The source is told while the bin of this length has the budget that was fitted; None: always."""
+
+    def note(self, schedule: Schedule, fitted: Schedule) -> str:
+        """The note about `schedule`, in which budgets may be larger than in the fitted one."""
+        budget = schedule.step_at(self.context_tokens).kv_budget_tokens
+        raised = self.source_tokens is not None and (
+            schedule.step_at(self.source_tokens).kv_budget_tokens != fitted.step_at(self.source_tokens).kv_budget_tokens
+        )
+        return f"{self.said}{budget} tokens{'' if raised else self.source}"
+
+
+@dataclass(frozen=True)
 class FittedSchedule:
     """The schedule, the choice in each bin, and notes for the reader."""
 
     schedule: Schedule
     bins: tuple[FittedBin, ...]
     notes: tuple[str, ...]
+    gaps: tuple[Unmeasured, ...] = ()
+    """Those notes that name budgets of lengths without data."""
+
+    def notes_under(self, schedule: Schedule) -> tuple[str, ...]:
+        """The notes with the budgets of this schedule, which a verification may have raised."""
+        now = {gap.note(self.schedule, self.schedule): gap.note(schedule, self.schedule) for gap in self.gaps}
+        return tuple(now.get(note, note) for note in self.notes)
 
 
 def fit_schedule(
@@ -93,7 +122,7 @@ def fit_schedule(
     curves = curves_of(cells, counting, ceilings, selector)
     if not any(curve for _, curve in curves):
         raise too_little_data(cells, min_tokens, min_rollouts)
-    bins, notes = _walk(curves, ceilings, needs, selector, least_budgets or {})
+    bins, gaps = _walk(curves, ceilings, needs, selector, least_budgets or {})
     schedule = Schedule(
         steps=steps_of(bins),
         selector=selector,
@@ -103,7 +132,8 @@ def fit_schedule(
         made_by=made_by,
         name=name,
     )
-    return FittedSchedule(schedule, tuple(bins), tuple(notes))
+    notes = tuple(gap.note(schedule, schedule) for gap in gaps)
+    return FittedSchedule(schedule, tuple(bins), notes, tuple(gaps))
 
 
 def dense_rollouts_exceed(limit: ImpossibleLimit, cell: Cell) -> OutOfReach:
@@ -145,11 +175,11 @@ def _walk(
     needs: _Needs,
     selector: Selector,
     least_budgets: Mapping[int, int],
-) -> tuple[list[FittedBin], list[str]]:
+) -> tuple[list[FittedBin], list[Unmeasured]]:
     """Choose the budgets bin by bin; they never fall. A bin without data waits for the next one with data."""
     bins: list[FittedBin] = []
     waiting: list[FittedBin] = []
-    notes: list[str] = []
+    gaps: list[Unmeasured] = []
     floor = selector.least_budget_tokens
     for (start, end), curve in curves:
         floor = max(floor, least_budgets.get(start, 0))
@@ -162,7 +192,8 @@ def _walk(
             waiting.append(found)
             continue
         if waiting:
-            notes.append(needs.lacking(waiting, f"{cheapest} tokens, those of {found.name}"))
+            start, source = waiting[0].from_context_tokens, f", those of {found.name}"
+            gaps.append(Unmeasured(needs.lacking(waiting, ""), start, source, found.from_context_tokens))
         bins += [*(replace(skipped, kv_budget_tokens=cheapest) for skipped in waiting), found]
         floor, waiting = cheapest, []
     if not bins:
@@ -181,12 +212,11 @@ def _walk(
         bins.append(replace(skipped, kv_budget_tokens=max(whole_tokens, least, bins[-1].kv_budget_tokens)))
     if waiting:
         share = f"the share of the context read in {last.name}{', or what the bounds need' if least_budgets else ''}"
-        notes.append(needs.lacking(waiting, f"up to {bins[-1].kv_budget_tokens} tokens, {share}"))
-    notes.append(
-        f"contexts from {curves[-1][0][1]} on were not measured; they take the {bins[-1].kv_budget_tokens} tokens of "
-        f"{bins[-1].name}"
-    )
-    return bins, notes
+        start = waiting[-1].from_context_tokens
+        gaps.append(Unmeasured(needs.lacking(waiting, "up to "), start, f", {share}", start))
+    beyond = f"contexts from {curves[-1][0][1]} on were not measured; they take the "
+    gaps.append(Unmeasured(beyond, bins[-1].from_context_tokens, f" of {bins[-1].name}"))
+    return bins, gaps
 
 
 @dataclass(frozen=True)

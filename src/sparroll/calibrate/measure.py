@@ -118,6 +118,15 @@ def check_measurable(schedule: Schedule, settings: MeasureSettings) -> None:
         )
 
 
+def check_percentiles(settings: MeasureSettings) -> None:
+    """Raise UserError for the estimator "sampled", of which only the mean is that of the acceptance."""
+    if settings.estimator == "sampled":
+        raise UserError(
+            "the percentiles of the estimator 'sampled' are not those of the acceptance, so there is no tail to measure",
+            "use top_k_lower or exact",
+        )
+
+
 @dataclass
 class Measurement:
     """The tail of one schedule. If `schedule` is None, it is the tail of dense decoding: the ceiling."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sparroll.attention.selectors import PageMean, Selector
-from sparroll.calibrate.measure import Measurement, Study, digest
+from sparroll.calibrate.measure import Measurement, Study, check_percentiles, digest
 from sparroll.calibrate.store import Store, fingerprint, measurement_table
 from sparroll.errors import UserError
 from sparroll.locks import locked
@@ -75,6 +75,7 @@ def profile(
     """
     if not schedules:
         raise UserError("there is nothing to profile", "give at least one budget or schedule")
+    check_percentiles(study.settings)
     loaded = [_schedule(each, selector or PageMean(), dense_layers) for each in schedules]
     for schedule in loaded:
         schedule.check_layers(study.layers)

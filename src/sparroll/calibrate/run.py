@@ -71,7 +71,7 @@ class Calibration:
                 f"{len(self.sweep.grid)} of the {len(self.grid)} budgets of the grid were measured: {measured}",
             )
         verified = self.verification.notes if self.verification else ()
-        return self.fitted.notes + left_out + refused + verified
+        return self.fitted.notes_under(self.schedule) + left_out + refused + verified
 
     def rows(self) -> list[dict[str, Any]]:
         """For each bin the budget, the tail under it and the dense ceiling. If there was a verification, the tail is

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
+from rich.text import Text
 
 from sparroll.cli.shared import common, options
 from sparroll.engines.prompt_encoder import PromptEncoder
@@ -36,7 +37,7 @@ def list_(json: options.Json = False) -> None:
             [dict(zip(("name", "repository", "train", "eval", "note"), row, strict=True)) for row in rows]
         )
         return
-    table = Table("name", "hub", "train split", "eval split", "note", box=None)
+    table = _folded("name", "hub", "train split", "eval split", "note")
     for row in rows:
         table.add_row(*(cell or "-" for cell in row))
     Console().print(table)
@@ -123,15 +124,23 @@ def check(
 def _print_overlaps(found: list[Any], rows: int, source: str, ngram_words: int) -> None:
     console = Console(highlight=False)
     if found:
-        table = Table("training row", "eval row", "shared words", box=None)
+        table = _folded("training row", "eval row", "shared words")
         for each in found[:20]:
-            table.add_row(each.train_id, each.eval_id, textwrap.shorten(" ".join(each.words), 100))
+            rows_shown = (Text(common.harmless(name)) for name in (each.train_id, each.eval_id))
+            table.add_row(*rows_shown, textwrap.shorten(" ".join(each.words), 100))
         console.print(table)
     if len(found) > 20:
         console.print(f"and {len(found) - 20:,} more; --json lists all of them")
     console.print(
-        f"{len(found):,} of {rows:,} rows of {source} share {ngram_words} words in a row with an eval row", markup=False
+        f"{len(found):,} of {rows:,} rows of {source} share {ngram_words} words in a row, or a whole shorter row, with "
+        "an eval row",
+        markup=False,
     )
+
+
+def _folded(*columns: str) -> Table:
+    """A table whose cells go on in the next line where they are too wide, so that no name is cut."""
+    return Table(*(Column(name, overflow="fold") for name in columns), box=None)
 
 
 def _encoder(model: str | None, chat: bool, thinking: bool | None) -> PromptEncoder | None:
@@ -161,11 +170,12 @@ def _sample(row: Row, prompt: str) -> dict[str, Any]:
 def _print_sample(console: Console, row: Row, prompt: str) -> None:
     verdict = f"answer {row.answer}" if row.tests is None else f"{len(row.tests.cases())} {row.tests.style} tests"
     difficulty = f", difficulty {row.difficulty}" if row.difficulty else ""
-    console.rule(f"{row.row_id}: {verdict}{difficulty}".replace("[", "\\["), align="left")
+    title = common.harmless(f"{row.row_id}: {verdict}{difficulty}")
+    console.rule(title.replace("[", "\\["), align="left")
     # The end stays, because that is where a chat template asks for the answer.
     long = len(prompt) > _SAMPLE_CHARACTERS
     cut = f"{prompt[:-_END_CHARACTERS][: _SAMPLE_CHARACTERS - _END_CHARACTERS]} ... {prompt[-_END_CHARACTERS:]}"
-    console.print(cut if long else prompt, markup=False, soft_wrap=True)
+    console.print(common.harmless(cut if long else prompt), markup=False, soft_wrap=True)
 
 
 def _histogram(lengths: list[int], unit: str) -> Table:

@@ -211,16 +211,16 @@ def evaluate(
         Progress(json_output) as bars,
     ):
         results = run(request, out, bars.bar("evaluate"))
-    path = records.write(
-        out / "evaluation.json", "evaluation", results, config=request.table(), seed=seed,
-        wall_seconds=time.perf_counter() - started,
-    )  # fmt: skip
+    path = out / "evaluation.json"
+    written = records.write_unless_same(
+        path, "evaluation", results, config=request.table(), seed=seed, wall_seconds=time.perf_counter() - started
+    )
     page = write_report(out)
     if json_output:
         common.print_json(results)
     else:
         print("\n".join(text.summary(results)))
-    common.wrote(out / SAMPLES, path, page, quiet=json_output)
+    common.wrote(out / SAMPLES, path, page, quiet=json_output, kept=None if written else path)
 
 
 def _compare(folders: tuple[Path, Path], out: Path | None, json_output: bool) -> None:

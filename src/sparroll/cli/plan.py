@@ -87,7 +87,7 @@ def plan(
     """Predict tokens per second and speed-up of decoding with a schedule."""
     from sparroll.plan import hardware as devices
     from sparroll.plan import speedup as predict
-    from sparroll.plan.model_shape import model_shape
+    from sparroll.plan.model_shape import model_shape, name_to_check
     from sparroll.plan.time_model import time_model_here
 
     common.refuse_idle(command, schedule is None, "without --schedule", "force_schedule")
@@ -97,7 +97,7 @@ def plan(
     if fit_steps and gpu != MEASURE:
         raise UserError(f"--fit-steps times this machine, not {gpu}", "add --gpu measure")
     shape = model_shape(model)
-    chosen = named.load_schedule(schedule, budget, shape.name, force_schedule, shape.layers)
+    chosen = named.load_schedule(schedule, budget, name_to_check(model, shape), force_schedule, shape.layers)
     if chosen is None:
         raise UserError("a plan needs --schedule or --budget", "`sparroll schedule list` names the presets")
     chosen = named.with_check(chosen, check_window, check_floor) or chosen
@@ -116,7 +116,8 @@ def plan(
         cut_share=cut_share,
         drafted_per_kept=drafted_per_kept,
         control_share=control_share,
-        force_schedule=force_schedule,
+        # It was checked above, where the folder of the model is known.
+        force_schedule=True,
     )
     asked = {"model": model, "schedule": chosen.name, "gpu": gpu, "lengths": lengths, "lengths_are": lengths_are}
     path = records.write(out / "plan.json", "plan", result.table(), config=asked) if out is not None else None

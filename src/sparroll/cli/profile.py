@@ -57,7 +57,7 @@ def profile(
     json_output: options.Json = False,
 ) -> None:
     """Measure the tail of the acceptance for each budget and schedule, with the dense ceiling beside them."""
-    from sparroll.calibrate.measure import MeasureSettings, check_measurable
+    from sparroll.calibrate.measure import MeasureSettings, check_measurable, check_percentiles
     from sparroll.calibrate.open_study import open_study, published_selector, study_table
     from sparroll.calibrate.profile import profile as measure
     from sparroll.report import write_report
@@ -84,6 +84,7 @@ def profile(
             "there is nothing to profile", "give --budget 512, --schedule qwen3-1.7b-0.86, or several of them"
         )
     asked = [named.with_check(each, check_window, check_floor) or each for each in asked]
+    check_percentiles(settings)
     for each in asked:
         check_measurable(each, settings)
     common.say_caveats(*asked)
@@ -102,8 +103,9 @@ def profile(
             found = measure(study, asked, out=out / "measured", on_progress=bars.bar("profile"))
     config = study_table(model, entries, chat, settings, engine, dtype=dtype, schedules=[each.name for each in asked])
     seconds = time.perf_counter() - started
-    record = records.write(
-        out / "profile.json", "profile", found.table(), config=config, seed=seed, wall_seconds=seconds
+    record = out / "profile.json"
+    written = records.write_unless_same(
+        record, "profile", found.table(), config=config, seed=seed, wall_seconds=seconds
     )
     page = write_report(out)
     if json_output:
@@ -111,7 +113,7 @@ def profile(
     else:
         for entry in (found.ceiling, *found.entries):
             print("\n".join(_lines(entry)), end="\n\n")
-    common.wrote(record, page, quiet=json_output)
+    common.wrote(record, page, quiet=json_output, kept=None if written else record)
 
 
 def _lines(entry: Entry) -> list[str]:

@@ -78,7 +78,7 @@ def rollout(
         if adapter is not None:
             load_adapter(engine, model, adapter)
         engine.reset_report()
-        sample_missing(
+        sampled = sample_missing(
             engine, PromptEncoder(engine.tokenizer, chat).ids(source), rollouts,
             max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed,
             on_progress=bars.bar("rollouts"),
@@ -88,15 +88,19 @@ def rollout(
     if report.peak_dense_kv_bytes and policy is not None:
         # Measured on what was sampled now: the caches of earlier, interrupted calls are gone.
         summary["kv_saved_share"] = report.kv_saved_share
-    path = records.write(
-        out / "record.json", "rollout", summary, config=config, seed=seed, wall_seconds=time.perf_counter() - started
-    )
+    path = out / "record.json"
+    written = records.write_unless_same(
+        path, "rollout", summary, config=config, seed=seed, wall_seconds=time.perf_counter() - started,
+        # The engine has counted nothing where nothing was left to sample.
+        aside=() if sampled else ("engine", "kv_saved_share"),
+    )  # fmt: skip
+    summary = records.read(path)["results"]
     if json_output:
         common.print_json(summary | {"rollouts": str(rollouts.path), "record": str(path)})
     else:
         print("\n".join(excerpts(rollouts.rows(), [prompt.text for prompt in source])), end="\n\n")
         common.print_facts(summary)
-    common.wrote(rollouts.path, path, quiet=json_output)
+    common.wrote(rollouts.path, path, quiet=json_output, kept=None if written else path)
 
 
 def excerpts(rows: list[dict[str, Any]], prompts: list[str], shown: int = 3) -> list[str]:
@@ -111,5 +115,5 @@ def excerpts(rows: list[dict[str, Any]], prompts: list[str], shown: int = 3) -> 
 
 def _cut(text: str, most: int = 240) -> str:
     """The beginning and the end of a long text, on one line, without characters that a terminal would obey."""
-    line = "".join(letter if letter.isprintable() else "?" for letter in " ".join(text.split()))
+    line = common.harmless(" ".join(text.split()))
     return line if len(line) <= most else f"{line[: most * 2 // 3]} ... {line[-most // 3 :]}"

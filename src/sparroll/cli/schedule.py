@@ -4,14 +4,16 @@ drafts are checked."""
 from __future__ import annotations
 
 import dataclasses
+import textwrap
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
-from sparroll.cli.shared.common import print_json, wrote
+from sparroll import files
+from sparroll.cli.shared.common import print_json, say_caveats, wrote
 from sparroll.cli.shared.options import OUTPUT, Json, Verb, option
 from sparroll.control.impossible_limit import ImpossibleLimit
 from sparroll.draft_check import LEAST_WINDOW_TOKENS, MOST_WINDOW_TOKENS, DraftCheck
@@ -25,6 +27,7 @@ app = typer.Typer(help="Look at schedules: context length -> KV budget.", no_arg
 
 _LONGEST_TOKENS = 32_768
 _COLUMNS, _LINES = 60, 9
+_CAPTION = "context tokens. bars: tokens read by a sparse layer; dots: the whole context"
 
 
 @app.command("list", cls=Verb)
@@ -34,7 +37,14 @@ def list_(json: Json = False) -> None:
     if json:
         print_json([schedule.inline() for schedule in loaded])
         return
-    table = Table("name", "model", "target", "steps", "budget tokens", box=None)
+    table = Table(
+        Column("name", overflow="fold"),
+        Column("model", overflow="fold"),
+        "target",
+        "steps",
+        "budget tokens",
+        box=None,
+    )
     for schedule in loaded:
         budgets = [budget for step in schedule.steps for budget in step.budgets]
         held = schedule.target or {}
@@ -73,6 +83,8 @@ def show(
     console.print(_steps(schedule, longest))
     console.print()
     for line in plot(schedule, longest):
+        if line.endswith(_CAPTION):
+            line = textwrap.fill(line, max(40, console.width), subsequent_indent=" " * 10)
         console.print(line, markup=False, no_wrap=True, overflow="crop")
 
 
@@ -96,7 +108,10 @@ def check(
     """Write a copy of a schedule whose drafts the dense policy checks. The copy replaces a check that it had."""
     if out.suffix != ".toml":
         raise UserError(f"a schedule file ends with .toml, got {out}", f"write {out}.toml")
-    schedule = dataclasses.replace(Schedule.load(name), check=DraftCheck(window, floor), name=out.stem)
+    files.output_file(out, "schedule.toml")
+    loaded = Schedule.load(name)
+    say_caveats(loaded)
+    schedule = dataclasses.replace(loaded, check=DraftCheck(window, floor), name=out.stem)
     path = schedule.save(out)
     if json:
         print_json(schedule.inline())
@@ -141,14 +156,13 @@ def _steps(schedule: Schedule, longest: int) -> Table:
         table.add_column(title, justify="right")
     ends = [step.from_context_tokens for step in schedule.steps[1:]]
     for step, end in zip(schedule.steps, [*ends, None], strict=True):
-        ends_tokens = (max(1, step.from_context_tokens), max(1, end or longest))
-        shares = [_share_read(schedule, step, at) for at in ends_tokens]
+        beyond = step.from_context_tokens > longest
         measured = step.measured or {}
         table.add_row(
             f"{step.from_context_tokens:,}",
-            "" if end is None else f"{end:,}",
+            "" if end is None else f"{end if beyond else min(end, longest):,}",
             budgets_in_words(step.kv_budget_tokens),
-            f"{percent_up(shares[0])} to {percent_up(shares[1])}",
+            "-" if beyond else _shares_read(schedule, step, longest if end is None else min(end, longest)),
             _figure(measured, limit),
             f"{measured['tokens']:,}" if "tokens" in measured else "-",
         )
@@ -162,6 +176,12 @@ def _figure(measured: dict[str, Any], limit: ImpossibleLimit | None) -> str:
         value, *ends = [f"{each:.2g}" for each in known] or ["-"]
         return f"{value} [{', '.join(ends)}]" if ends else value
     return with_interval(*known) if len(known) == 3 else rounded_down(measured.get("value"))
+
+
+def _shares_read(schedule: Schedule, step: Step, end: int) -> str:
+    """The shares that are read where the step begins and at the context length `end`."""
+    first, last = (_share_read(schedule, step, max(1, at)) for at in (step.from_context_tokens, end))
+    return f"{percent_up(first)} to {percent_up(last)}"
 
 
 def _share_read(schedule: Schedule, step: Step, context: int) -> float:
@@ -195,7 +215,7 @@ def _plot(schedule: Schedule, longest: int) -> list[str]:
     lines.append(f"{0:>8} └{'─' * _COLUMNS}")
     middle = f"{longest // 2:,}"
     lines.append(" " * 10 + "0" + middle.center(_COLUMNS - 1 - len(f"{longest:,}")) + f"{longest:,}")
-    lines.append(" " * 10 + "context tokens. bars: tokens read by a sparse layer; dots: the whole context")
+    lines.append(" " * 10 + _CAPTION)
     return lines
 
 

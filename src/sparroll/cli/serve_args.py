@@ -8,6 +8,7 @@ import typer
 
 from sparroll.cli.shared import common, options
 from sparroll.engines.vllm.serve_args import serve_arguments
+from sparroll.schedule import Schedule
 
 
 def serve_args(
@@ -27,6 +28,7 @@ def serve_args(
 ) -> None:
     """Print the arguments for `vllm serve MODEL $(sparroll serve-args --schedule S)`, safe to be split by a shell."""
     found = serve_arguments(schedule, model, force_schedule, short_step_tokens)
+    common.say_caveats(Schedule.load(schedule))
     if json_output:
         common.print_json(found)
     else:

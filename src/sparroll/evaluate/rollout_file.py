@@ -69,9 +69,9 @@ def sample_missing(
     top_p: float,
     seed: int,
     on_progress: OnProgress | None = None,
-) -> None:
-    """Sample the prompts that are missing in the file. Works in groups of about four batches, and a kill loses at most
-    one."""
+) -> int:
+    """Sample the prompts that are missing in the file, and return how many these were. Works in groups of about four
+    batches, and a kill loses at most one."""
     n = rollouts.n
     held = {row["prompt_index"] for row in rollouts.rows()}
     missing = [index for index in range(len(prompt_ids)) if index not in held]
@@ -97,6 +97,7 @@ def sample_missing(
         )
         rollouts.add([_row(rollout, indices[rollout.prompt_index]) for rollout in sampled])
         done += len(sampled)
+    return len(missing)
 
 
 def _row(rollout: Rollout, prompt_index: int) -> dict[str, Any]:

@@ -59,6 +59,12 @@ BUILT_IN: dict[str, ModelShape] = {
 }
 
 
+def built_in(name: str) -> ModelShape | None:
+    """The built-in shape of that name, in any case and with or without its owner on the hub; None if there is none."""
+    short = name.removeprefix("Qwen/").lower()
+    return next((shape for known, shape in BUILT_IN.items() if known.lower() == short), None)
+
+
 def model_shape(model: Any) -> ModelShape:
     """The shape of a model. It can be given as a built-in or packaged name, a folder or JSON file with its config, a
     hub name, a dict, a transformers config, or a ModelShape.
@@ -69,16 +75,25 @@ def model_shape(model: Any) -> ModelShape:
     if isinstance(model, ModelShape):
         return model
     if isinstance(model, (str, Path)):
-        short = str(model).removeprefix("Qwen/").lower()
-        for name, shape in BUILT_IN.items():
-            if name.lower() == short:
-                return shape
-        return _from_config(_read_config(str(model)), Path(str(model)).name)
+        shape = built_in(str(model))
+        return shape if shape is not None else _from_config(_read_config(str(model)), Path(str(model)).name)
     if isinstance(model, dict):
         return _from_config(_config_of(model), str(model.get("_name_or_path") or model.get("model_type") or "model"))
     if hasattr(model, "num_hidden_layers") or hasattr(model, "get_text_config"):
         return _from_config(model, str(getattr(model, "_name_or_path", "") or model.model_type))
     raise UserError(f"cannot read a model's shape from {type(model).__name__}", "give a name, a folder or its config")
+
+
+def name_to_check(model: Any, shape: ModelShape) -> str:
+    """What tells whether a schedule was made for the model: the folder that the shape was read from, whose files tell more
+    than its name, or else the name of the shape."""
+    if not isinstance(model, (str, Path)) or built_in(str(model)) is not None:
+        return shape.name
+    place = Path(model)
+    if place.name == "config.json" and place.is_file():
+        # In full, because the bare name of a folder may be that of a packaged model.
+        return str(place.absolute().parent)
+    return str(model) if place.is_dir() else shape.name
 
 
 def _read_config(name: str) -> Any:

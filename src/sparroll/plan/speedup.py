@@ -24,7 +24,7 @@ from sparroll.plan.check_time import ATTENTION_SHARE, LAYERS_SHARE, SCORING_SHAR
 from sparroll.plan.hardware import Hardware, find_hardware
 from sparroll.plan.kernel_times import KernelTimes, kernel_times_of, timed_as
 from sparroll.plan.length_mix import LengthMix, LengthsAre
-from sparroll.plan.model_shape import ModelShape, model_shape
+from sparroll.plan.model_shape import ModelShape, model_shape, name_to_check
 from sparroll.plan.step_reads import StepReads
 from sparroll.plan.time_model import TimeModel
 from sparroll.schedule import Schedule
@@ -420,8 +420,7 @@ def _schedule(schedule: Schedule | str | Path | int, model: Any, shape: ModelSha
     else:
         loaded = schedule if isinstance(schedule, Schedule) else Schedule.load(schedule)
     if not force:
-        is_folder = isinstance(model, (str, Path)) and Path(model).is_dir()
-        loaded.check_model(str(model) if is_folder else shape.name)
+        loaded.check_model(name_to_check(model, shape))
     loaded.check_layers(shape.layers)
     return loaded
 

@@ -12,5 +12,7 @@ __all__ = ["collect", "render", "write_report"]
 
 
 def write_report(folder: Path, path: Path | None = None) -> Path:
-    """Write a page about everything in the folder, to `path` or to FOLDER/report.html. Returns its path."""
-    return files.write_text(path or folder / "report.html", render(collect(folder)))
+    """Write a page about everything in the folder, to `path` or to FOLDER/report.html. Returns its path. Raises UserError
+    before anything is read if that is a folder."""
+    out = files.output_file(path or folder / "report.html", "report.html")
+    return files.write_text(out, render(collect(folder)))

@@ -5,15 +5,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from sparroll.calibrate.bounds import BlindSpots
 from sparroll.mismatch.table import TailRow
-from sparroll.report.data import Answer, GapPoint, Measured, PlannedDecoding, TrainingRun, differences, thin
+from sparroll.report.data import (
+    Answer,
+    GapPoint,
+    Level,
+    Measured,
+    PlannedDecoding,
+    TrainingRun,
+    differences,
+    model_key,
+    thin,
+)
 from sparroll.rounding import percent_down, percent_up, rounded_down, rounded_up, with_interval
+from sparroll.schedule import Schedule
 
 SAFE, SAVES, HELD = "Is this schedule safe here?", "What does it save?", "Did training hold?"
 FINE = 0.05
 """A difference of accuracies that a yes about training must be able to see."""
+_LEVELS: tuple[Level, ...] = ("no", "unknown", "probably", "yes")
+"""From the worst one on."""
 
 
 def answers(
@@ -21,17 +35,23 @@ def answers(
 ) -> tuple[Answer, ...]:
     """Answers about the one schedule that the folder is about; empty where there is none, or more than one."""
     schedules = [each for each in measured if each.schedule is not None]
-    if len(schedules) != 1 or len({schedules[0].model, *(run.model for run in runs)}) > 1:
+    if len(schedules) != 1 or len({model_key(name) for name in (schedules[0].model, *(run.model for run in runs))}) > 1:
         return ()
     about = schedules[0]
-    under_it = [run for run in runs if _same_budgets(run, about)]
+    under_it = [run for run in runs if _under_it(run, about)]
     return (_safe(about, under_it), _saves(about, under_it, plans), _held(under_it, runs))
 
 
-def _same_budgets(run: TrainingRun, about: Measured) -> bool:
+def _under_it(run: TrainingRun, about: Measured) -> bool:
+    """Whether what the run read, how it chose that, and how its drafts were checked is what the schedule says."""
     if run.schedule is None or about.schedule is None:
         return False
-    return run.schedule.plain_budgets() == about.schedule.plain_budgets()
+    return _reads(run.schedule) == _reads(about.schedule)
+
+
+def _reads(schedule: Schedule) -> tuple[Any, ...]:
+    """All that decides what rollouts under a schedule are; the budgets have the groups of layers in them."""
+    return schedule.plain_budgets(), schedule.selector, schedule.dense_layers, schedule.check
 
 
 # -- is it safe ------------------------------------------------------------------------------------------------------------
@@ -129,19 +149,21 @@ def _gap(name: str, last: GapPoint) -> str:
 
 
 def _saves(about: Measured, under_it: Sequence[TrainingRun], plans: Sequence[PlannedDecoding]) -> Answer:
-    own = [plan for plan in plans if plan.model == about.model]
-    others = [plan for plan in plans if plan.model != about.model]
+    own = [plan for plan in plans if model_key(plan.model) == model_key(about.model)]
+    others = [plan for plan in plans if model_key(plan.model) != model_key(about.model)]
     reasons = [f"Predicted for this model{_speedup(plan)}." for plan in own]
     reasons += [f"For comparison, another model: predicted for {plan.model}{_speedup(plan)}." for plan in others]
     if not under_it:
         return Answer(SAVES, "unknown", "Not known yet: no training run has sampled with it.", tuple(reasons))
-    share = max(run.read_share for run in under_it)
+    most = max(under_it, key=lambda run: run.read_share)
+    share = most.read_share
     points = [point for curve in about.curves for point in curve.points]
     longest = max(point.to_context_tokens for point in [each for each in points if not thin(each)] or points)
     fewer, read = percent_down(max(0.0, 1 - share)), percent_up(share)
     answer = (
-        f"{fewer} of what attention reads: its rollouts read {read} of the KV cache, dense ones all of it, at contexts up "
-        f"to {longest:,} tokens."
+        f"{fewer} of what attention reads: its rollouts read {read} of the KV cache"
+        f"{f' in {most.name}, the run that read most' if len(under_it) > 1 else ''}, dense ones all of it, at contexts "
+        f"up to {longest:,} tokens."
     )
     if longest <= 4096:
         reasons.insert(
@@ -155,8 +177,8 @@ def _saves(about: Measured, under_it: Sequence[TrainingRun], plans: Sequence[Pla
 def _speedup(plan: PlannedDecoding) -> str:
     found = plan.results
     return (
-        f" on {found['hardware']['name']}, schedule {found['schedule']}, contexts {found['lengths']}: decoding "
-        f"{rounded_down(found['speedup'], 2)} times as fast as dense"
+        f" on {plan.device}, schedule {found['schedule']}, contexts {found['lengths']}: decoding "
+        f"{rounded_down(plan.speedup, 2)} times as fast as dense{', checks of drafts included' if plan.checked else ''}"
     )
 
 
@@ -164,40 +186,86 @@ def _speedup(plan: PlannedDecoding) -> str:
 
 
 def _held(under_it: Sequence[TrainingRun], runs: Sequence[TrainingRun]) -> Answer:
-    dense = [run for run in runs if run.dense and run.accuracy]
+    """What the worst of the runs with the schedule shows. Those that have no dense run to compare with count beside
+    others only where they got worse."""
     done = [run for run in under_it if run.accuracy]
     if not done:
         return Answer(HELD, "unknown", "Not known yet: no finished run with an evaluation has trained with it.")
-    run = done[0]
-    last = run.accuracy[-1]
-    if not dense or differences([run, dense[0]], without=("attention", "check", "log", "checkpoint", "guard")):
-        return _held_alone(run)
-    like = dense[0].accuracy[-1]
+    beside = [(run, like) for run in done for like in runs if _comparable(run, like)]
+    alone = [run for run in done if all(run is not each for each, _ in beside)]
+    judged: list[tuple[TrainingRun, TrainingRun | None]] = [
+        *beside,
+        *((run, None) for run in alone if not beside or _level(run, None) == "no"),
+    ]
+    run, like = min(judged, key=lambda each: (_LEVELS.index(_level(*each)), _gained(*each)))
+    level, which = _level(run, like), _which(run, [each for each, _ in judged], len(done))
+    if like is None:
+        return _held_alone(run, which, level)
+    others = [each for each in runs if all(each is not known for known in under_it)]
+    dense = f"dense rollouts{f' ({like.name})' if len({id(each) for _, each in beside}) > 1 else ''}"
     figures = (
-        f"after {len(run.steps)} steps the dense accuracy is {_accuracy(run)} with it and {_accuracy(dense[0])} with dense "
-        f"rollouts, from {rounded_down(run.accuracy[0].value)} at the start"
+        f"{which}after {len(run.steps)} steps the dense accuracy is {_accuracy(run)} with it and {_accuracy(like)} "
+        f"with {dense}, from {rounded_down(run.accuracy[0].value)} at the start"
     )
-    visible = math.hypot((last.high - last.low) / 2, (like.high - like.low) / 2)
     limits = (
-        f"With {last.prompts} problems, a difference of less than about {rounded_up(visible, 2)} cannot be seen, and in "
-        f"{len(run.steps)} steps a slow drift does not show."
+        f"With {run.accuracy[-1].prompts} problems, a difference of less than about "
+        f"{rounded_up(_visible(run, like), 2)} cannot be seen, and in {len(run.steps)} steps a slow drift does not show."
     )
-    reasons = (_rewards(run, dense[0]), limits, *_contrast(run, runs))
-    if last.high < like.low:
-        return Answer(HELD, "no", f"No: {figures}.", reasons)
-    if visible <= FINE:
-        return Answer(HELD, "yes", f"Yes: {figures}.", reasons)
-    return Answer(HELD, "probably", f"Nothing speaks against it: {figures}.", reasons)
+    reasons = (_rewards(run, like), limits, *_contrast(run, others), *map(_not_compared, alone))
+    said = {"no": "No", "yes": "Yes"}.get(level, "Nothing speaks against it")
+    return Answer(HELD, level, f"{said}: {figures}.", reasons)
 
 
-def _held_alone(run: TrainingRun) -> Answer:
+def _comparable(run: TrainingRun, like: TrainingRun) -> bool:
+    """Whether `like` is a run with dense rollouts and an evaluation whose other settings are the same."""
+    aside = ("attention", "check", "log", "checkpoint", "guard")
+    return like.dense and bool(like.accuracy) and not differences([run, like], without=aside)
+
+
+def _level(run: TrainingRun, like: TrainingRun | None) -> Level:
+    """Whether training held in this run, beside a dense one or alone."""
+    last = run.accuracy[-1]
+    if last.high < (run.accuracy[0] if like is None else like.accuracy[-1]).low:
+        return "no"
+    if like is None:
+        return "unknown"
+    return "yes" if _visible(run, like) <= FINE else "probably"
+
+
+def _gained(run: TrainingRun, like: TrainingRun | None) -> float:
+    """By how much the run ended more accurate than the dense one, or than it began."""
+    return run.accuracy[-1].value - (run.accuracy[0] if like is None else like.accuracy[-1]).value
+
+
+def _visible(run: TrainingRun, like: TrainingRun) -> float:
+    """The least difference of two accuracies that their intervals could show."""
+    last, other = run.accuracy[-1], like.accuracy[-1]
+    return math.hypot((last.high - last.low) / 2, (other.high - other.low) / 2)
+
+
+def _which(run: TrainingRun, judged: Sequence[TrainingRun], done: int) -> str:
+    """Which of the runs with the schedule a sentence is about; empty where there is only one."""
+    if done == 1:
+        return ""
+    runs = len({id(each) for each in judged})
+    return f"in {run.name}, the worst of {runs} runs, " if runs > 1 else f"in {run.name}, "
+
+
+def _held_alone(run: TrainingRun, which: str, level: Level) -> Answer:
     """Without a dense run to compare with."""
-    first, last = run.accuracy[0], run.accuracy[-1]
-    figures = f"the dense accuracy went from {rounded_down(first.value)} to {_accuracy(run)} in {len(run.steps)} steps"
-    if last.high < first.low:
-        return Answer(HELD, "no", f"No: {figures}.")
+    first = rounded_down(run.accuracy[0].value)
+    figures = f"{which}the dense accuracy went from {first} to {_accuracy(run)} in {len(run.steps)} steps"
+    if level == "no":
+        return Answer(HELD, level, f"No: {figures}.")
     without = ("There is no run with dense rollouts and the same settings here to compare with.",)
-    return Answer(HELD, "unknown", f"Not known: {figures}.", without)
+    return Answer(HELD, level, f"Not known: {figures}.", without)
+
+
+def _not_compared(run: TrainingRun) -> str:
+    return (
+        f"{run.name} has no run with dense rollouts and the same settings here to compare with; its dense accuracy "
+        f"went from {rounded_down(run.accuracy[0].value)} to {_accuracy(run)}."
+    )
 
 
 def _accuracy(run: TrainingRun) -> str:
@@ -216,7 +284,7 @@ def _rewards(run: TrainingRun, dense: TrainingRun) -> str:
 
 
 def _contrast(run: TrainingRun, runs: Sequence[TrainingRun]) -> tuple[str, ...]:
-    """What runs that read less show."""
+    """What those of the other runs that read less show."""
     others = [each for each in runs if each.schedule is not None and each.read_share < run.read_share]
     said = []
     for each in others:

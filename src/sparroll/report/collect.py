@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,12 @@ from sparroll.report.data import (
     ReportData,
     TailCurve,
     TrainingRun,
+    model_key,
     thin,
+    told_apart,
 )
-from sparroll.report.training_runs import read_run
+from sparroll.report.reading import reading, records_in
+from sparroll.report.training_runs import read_run, unfinished_runs
 from sparroll.rounding import percent_up, rounded_down
 from sparroll.schedule import Schedule
 
@@ -39,29 +41,32 @@ _Found = list[tuple[Path, dict[str, Any]]]
 
 
 def collect(folder: Path | str) -> ReportData:
-    """Everything in the folder, up to two folders deep. Raises UserError if there is nothing to report."""
+    """Everything in the folder, up to two folders deep. Raises UserError if there is nothing to report, and for a
+    damaged file."""
     folder = files.existing_folder(folder, "give the folder that --out named")
-    found = [(path, record) for path, record in _records(folder) if record["kind"] in (*_WHAT, "quickstart")]
+    found = [(path, record) for path, record in records_in(folder) if record["kind"] in (*_WHAT, "quickstart")]
+    unfinished = unfinished_runs(folder)
     if not found:
-        raise UserError(
-            f"there is nothing to report in {folder}",
-            "it holds no profile.json, calibration.json, plan.json, evaluation.json or training run",
-        )
+        raise _nothing(folder, unfinished)
 
     def inside(path: Path) -> str:
         return str(path.parent.relative_to(folder))
 
     summary = next((record for _, record in found if record["kind"] == "quickstart"), None)
-    measured = tuple(_measured(inside(path), record) for path, record in _measurements(found))
-    plans = tuple(PlannedDecoding(_model(record), record["results"]) for _, record in found if record["kind"] == "plan")
+    measured = tuple(_measured(path, inside(path), record) for path, record in _measurements(found))
+    plans = tuple(
+        PlannedDecoding(_model(record), record["results"], inside(path))
+        for path, record in found
+        if record["kind"] == "plan"
+    )
     runs = [
         read_run(path.parent, path.parent.name if inside(path) == "." else inside(path), record)
         for path, record in found
         if record["kind"] == "train"
     ]
     runs.sort(key=_order)
-    models = tuple(dict.fromkeys(_model(record) for _, record in found if record["kind"] not in ("plan", "quickstart")))
-    models = models or tuple(dict.fromkeys(plan.model for plan in plans))
+    models = _distinct(_model(record) for _, record in found if record["kind"] not in ("plan", "quickstart"))
+    models = models or _distinct(plan.model for plan in plans)
     return ReportData(
         title=f"sparroll {'quickstart' if summary else folder.resolve().name}",
         models=tuple(model for model in models if model),
@@ -74,6 +79,7 @@ def collect(folder: Path | str) -> ReportData:
             for path, record in found
             if record["kind"] == "evaluation"
         ),
+        unfinished=tuple(str(each.relative_to(folder)) for each in unfinished),
         facts=_facts(measured, plans, runs, models, summary),
         provenance=tuple(
             Provenance(_WHAT[record["kind"]], str(path.relative_to(folder)), record)
@@ -83,21 +89,33 @@ def collect(folder: Path | str) -> ReportData:
     )
 
 
-def _records(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Records of sparroll in the folder and up to two folders down, in the order of their paths."""
-    for path in sorted([*folder.glob("*.json"), *folder.glob("*/*.json"), *folder.glob("*/*/*.json")]):
-        try:
-            record = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            # Other programs may keep their own JSON files here.
-            continue
-        if isinstance(record, dict) and {"kind", "results", "versions"} <= record.keys():
-            yield path, record
+def _nothing(folder: Path, unfinished: Sequence[Path]) -> UserError:
+    """The error for a folder that holds no results."""
+    if not unfinished:
+        return UserError(
+            f"there is nothing to report in {folder}",
+            "it holds no profile.json, calibration.json, plan.json, evaluation.json or training run",
+        )
+    run, *more = map(str, unfinished)
+    also = f", nor are {', '.join(more)}" if more else ""
+    return UserError(
+        f"there is nothing to report in {folder} yet: the run {run} is not finished, it has no result.json{also}",
+        "run the command that began it again; `sparroll train` and `distill` take --resume",
+    )
 
 
 def _model(record: dict[str, Any]) -> str:
-    name = (record.get("config") or {}).get("model")
+    config = record.get("config")
+    name = config.get("model") if isinstance(config, dict) else None
     return str((name.get("name") if isinstance(name, dict) else name) or "")
+
+
+def _distinct(models: Iterable[str]) -> tuple[str, ...]:
+    """The models, each once and as it is spelled first."""
+    found: dict[str, str] = {}
+    for model in models:
+        found.setdefault(model_key(model), model)
+    return tuple(found.values())
 
 
 def _measurements(found: _Found) -> _Found:
@@ -108,14 +126,18 @@ def _measurements(found: _Found) -> _Found:
         path
         for path, record in found
         for other, its in calibrations
-        if path.parent in (other.parent, other.parent.parent) and _model(record) == _model(its)
+        if path.parent in (other.parent, other.parent.parent) and model_key(_model(record)) == model_key(_model(its))
     }
     profiles = [(path, record) for path, record in found if record["kind"] == "profile" and path not in superseded]
     return sorted([*calibrations, *profiles], key=lambda each: each[0])
 
 
-def _measured(folder: str, record: dict[str, Any]) -> Measured:
-    results = record["results"]
+def _measured(path: Path, folder: str, record: dict[str, Any]) -> Measured:
+    with reading(path):
+        return _measurement(folder, _model(record), record["results"])
+
+
+def _measurement(folder: str, model: str, results: dict[str, Any]) -> Measured:
     sweep = results.get("sweep", results)
     budgets = sweep.get("budgets") or sweep.get("schedules") or []
     ceiling = sweep["dense_ceiling"]
@@ -134,7 +156,7 @@ def _measured(folder: str, record: dict[str, Any]) -> Measured:
     schedule = Schedule.from_table(results["schedule"], "calibrated") if "schedule" in results else None
     return Measured(
         folder=folder,
-        model=_model(record),
+        model=model,
         curves=tuple(curves),
         estimator=ceiling["tail"]["estimator"],
         quantile=ceiling["tail"]["quantile"],
@@ -181,11 +203,9 @@ def _facts(
         points = [point.value for point in each.verified.points if not thin(point)] if each.verified else []
         if points and each.target is not None:
             facts[f"lowest tail of the schedule in any bin (target {each.target:g})"] = rounded_down(min(points))
-    for plan in plans[:2]:
-        if plan.model in models:
-            facts[f"as fast as dense on {plan.results['hardware']['name']}, predicted"] = (
-                f"{rounded_down(plan.results['speedup'], 2)}x"
-            )
+    own = [plan for plan in plans if model_key(plan.model) == model_key(models[0])][:2]
+    for plan, name in zip(own, told_apart(own), strict=True):
+        facts[f"as fast as dense on {name}, predicted"] = f"{rounded_down(plan.speedup, 2)}x"
     if summary is not None:
         results = summary["results"]
         if results["kv_read_share"] is not None:

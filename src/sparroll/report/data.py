@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -10,6 +11,7 @@ from sparroll.calibrate.fit import MIN_TOKENS
 from sparroll.control.guard import is_alarm
 from sparroll.draft_check import DraftCheck
 from sparroll.mismatch.table import TailRow
+from sparroll.plan.model_shape import built_in
 from sparroll.resume import flat
 from sparroll.schedule import Schedule
 
@@ -113,6 +115,8 @@ class TrainingRun:
     tolerated_gap: float | None = None
     """The reward gap that its guard tolerates; None without a control group, and where no gap raises an alarm."""
     events: tuple[str, ...] = ()
+    gone_on: bool = False
+    """Whether it was resumed after its result.json was written, and has not ended since."""
 
     @property
     def model(self) -> str:
@@ -142,6 +146,52 @@ class PlannedDecoding:
     model: str
     """As it was asked for; the results may have another form of the name."""
     results: dict[str, Any]
+    folder: str = "."
+    """Relative to the folder of the report."""
+
+    @property
+    def device(self) -> str:
+        return str(self.results["hardware"]["name"])
+
+    @property
+    def checked(self) -> bool:
+        """Whether the dense policy checks the drafts of its schedule."""
+        return bool(self.results.get("verified"))
+
+    @property
+    def speedup(self) -> float:
+        """Over dense decoding, with the checks of drafts where there are any."""
+        return float(self.results["verified_speedup" if self.checked else "speedup"])
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of sparse decoding, with the checks of drafts where there are any."""
+        return float(self.results["verified" if self.checked else "sparse"]["tokens_per_second"])
+
+    @property
+    def basis(self) -> Literal["data sheet", "measured rates", "measured steps"]:
+        """What is known of its device."""
+        if self.results["sparse"]["bound"] == "measured":
+            return "measured steps"
+        return "measured rates" if str(self.results["hardware"].get("source")).startswith("measured") else "data sheet"
+
+
+def told_apart(plans: Sequence[PlannedDecoding], model: bool = False) -> list[str]:
+    """The device of each plan, after its model if that is asked for, with as much behind it as no other plan shares."""
+    forms = []
+    for plan in plans:
+        on = f"{plan.results['model']['name']} on {plan.device}" if model else plan.device
+        under = f"{on} under {plan.results['schedule']}"
+        at = f"{under} at lengths {plan.results['lengths']}"
+        forms.append((on, under, at, f"{at} ({plan.folder})"))
+    counts = [Counter(form) for form in zip(*forms, strict=True)]
+    return [next((name for name, count in zip(own, counts, strict=True) if count[name] == 1), own[-1]) for own in forms]
+
+
+def model_key(name: str) -> str:
+    """The same for two spellings of one model: those that `sparroll plan` has built in need no owner."""
+    shape = built_in(name)
+    return name if shape is None else shape.name
 
 
 @dataclass(frozen=True)
@@ -153,12 +203,16 @@ class Evaluated:
     results: dict[str, Any]
 
 
+Level = Literal["yes", "probably", "no", "unknown"]
+"""How an answer turned out, which is also its colour."""
+
+
 @dataclass(frozen=True)
 class Answer:
     """An answer in words to one of the reader's questions."""
 
     question: str
-    level: Literal["yes", "probably", "no", "unknown"]
+    level: Level
     answer: str
     reasons: tuple[str, ...] = ()
     """What the answer rests on, and what it leaves open."""
@@ -185,17 +239,26 @@ class ReportData:
     plans: tuple[PlannedDecoding, ...] = ()
     runs: tuple[TrainingRun, ...] = ()
     evaluations: tuple[Evaluated, ...] = ()
+    unfinished: tuple[str, ...] = ()
+    """Folders of runs that have not ended yet, which are not among the runs."""
     facts: dict[str, str] = field(default_factory=dict)
     """Short figures for the top of the page, by name."""
     provenance: tuple[Provenance, ...] = ()
 
 
+_OF_A_CONTROL_GROUP = ("rollout.control_share", "rollout.control_share_first", "rollout.control_first_steps")
+"""Settings that a run with dense rollouts cannot have."""
+
+
 def differences(runs: Sequence[TrainingRun], without: Sequence[str] = ()) -> dict[str, tuple[Any, ...]]:
     """Fields of the configurations in which the runs differ: "train.seed" -> (0, 1). Sections in `without` are left
-    out."""
+    out. Settings of a control group are compared among the sparse runs alone."""
     tables = [flat(run.config) for run in runs]
+    sparse = [table for run, table in zip(runs, tables, strict=True) if not run.dense]
     names = dict.fromkeys(name for table in tables for name in table)
-    values = {name: tuple(table.get(name) for table in tables) for name in names}
+    values = {
+        name: tuple(table.get(name) for table in (sparse if name in _OF_A_CONTROL_GROUP else tables)) for name in names
+    }
     return {
         name: found
         for name, found in values.items()

@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from sparroll.report.data import TailCurve, TrainingRun, thin
+from sparroll.report.data import PlannedDecoding, TailCurve, TrainingRun, thin, told_apart
 from sparroll.rounding import rounded_down
 from sparroll.schedule import Schedule
 
@@ -58,9 +58,9 @@ def tail_by_length(
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(4.4, 4.9) if narrow else (10.4, 4.4), layout="constrained")
         axes = figure.subplots()
-        budgets = sorted({curve.kv_budget_tokens for curve in curves if curve.kv_budget_tokens is not None})
-        for curve in curves:
-            _tail_line(axes, curve, budgets)
+        lowest = axis_begin(curves, target)
+        for curve, look in zip(curves, _looks(curves), strict=True):
+            _tail_line(axes, curve, look, lowest)
         if target is not None:
             axes.axhline(target, color=TARGET, linewidth=1.4, linestyle=(0, (5, 3)))
             axes.annotate(
@@ -69,8 +69,7 @@ def tail_by_length(
             )  # fmt: skip
         axes.set_xlabel("context length (tokens)")
         axes.set_ylabel(statistic)
-        values = [point.low for curve in curves for point in curve.points if not thin(point)]
-        axes.set_ylim(max(0.0, min([*values, target or 1.0]) - 0.04), 1.01)
+        axes.set_ylim(lowest, 1.01)
         axes.set_xlim(0, max(point.to_context_tokens for curve in curves for point in curve.points))
         axes.xaxis.set_major_formatter(FuncFormatter(_thousands))
         if narrow:
@@ -80,14 +79,34 @@ def tail_by_length(
         return svg(figure, figure_name("tail", number, narrow))
 
 
-def _tail_line(axes: Axes, curve: TailCurve, budgets: list[int]) -> None:
-    if curve.kind == "ceiling":
-        look: dict[str, Any] = {"color": DENSE, "linewidth": 2.2, "linestyle": "--"}
-    elif curve.kind == "schedule":
-        look = {"color": GOOD, "linewidth": 2.8}
-    else:
-        place = budgets.index(curve.kv_budget_tokens) if curve.kv_budget_tokens is not None else 0
-        look = {"color": mpl.colormaps["plasma"](0.08 + 0.78 * (1 - place / max(1, len(budgets) - 1)))}
+def axis_begin(curves: Sequence[TailCurve], target: float | None) -> float:
+    """Where the axis of the tail begins. Points with too little data do not stretch it, unless there are no others."""
+    values = [point.low for curve in curves for point in curve.points if not thin(point)]
+    values = values or [point.value for curve in curves for point in curve.points]
+    return max(0.0, min([*values, target or 1.0]) - 0.04)
+
+
+def _looks(curves: Sequence[TailCurve]) -> list[dict[str, Any]]:
+    """The colour and the line of each curve: of budgets by their size, of other schedules one each."""
+    budgets = sorted({curve.kv_budget_tokens for curve in curves if curve.kv_budget_tokens is not None})
+    others = itertools.product(("-.", ":", (0, (5, 1, 1, 1, 1, 1))), OTHERS)
+    looks: list[dict[str, Any]] = []
+    for curve in curves:
+        if curve.kind == "ceiling":
+            looks.append({"color": DENSE, "linewidth": 2.2, "linestyle": "--"})
+        elif curve.kind == "schedule":
+            looks.append({"color": GOOD, "linewidth": 2.8})
+        elif curve.kv_budget_tokens is None:
+            style, color = next(others, ("-.", OTHERS[0]))
+            looks.append({"color": color, "linestyle": style})
+        else:
+            place = budgets.index(curve.kv_budget_tokens) / max(1, len(budgets) - 1)
+            looks.append({"color": mpl.colormaps["plasma"](0.08 + 0.78 * (1 - place))})
+    return looks
+
+
+def _tail_line(axes: Axes, curve: TailCurve, look: dict[str, Any], lowest: float) -> None:
+    """lowest: where the axis begins; hollow points below it stand there, as triangles."""
     solid = [point for point in curve.points if not thin(point)]
     at = [point.middle for point in solid]
     axes.plot(at, [point.value for point in solid], marker="o", markersize=4, label=curve.name, **look)
@@ -100,10 +119,12 @@ def _tail_line(axes: Axes, curve: TailCurve, budgets: list[int]) -> None:
         linewidth=0,
     )
     hollow = [point for point in curve.points if thin(point)]
-    axes.plot(
-        [point.middle for point in hollow], [point.value for point in hollow],
-        linestyle="none", marker="o", markersize=4, markerfacecolor="none", color=look["color"], alpha=0.5,
-    )  # fmt: skip
+    look = {"linestyle": "none", "markersize": 4, "markerfacecolor": "none", "color": look["color"], "alpha": 0.5}
+    inside = [point for point in hollow if point.value >= lowest]
+    axes.plot([point.middle for point in inside], [point.value for point in inside], marker="o", **look)
+    for point in hollow:
+        if point.value < lowest:
+            axes.plot(point.middle, lowest, marker="v", clip_on=False, **look)
 
 
 def schedule_budgets(
@@ -149,15 +170,16 @@ def _layers(group: tuple[int, ...]) -> str:
     return ", ".join(map(str, group)) if len(group) < 5 else f"{group[0]}, {group[1]}, ..., {group[-1]}"
 
 
-def planned_speedups(plans: Sequence[dict[str, Any]], narrow: bool = False) -> str:
-    """Predicted speed-up of decoding against context length, a line for each plan."""
+def planned_speedups(plans: Sequence[PlannedDecoding], narrow: bool = False) -> str:
+    """Predicted speed-up of decoding against context length, a line for each plan. The lines are without checks of
+    drafts, also where the figure in the label is with them."""
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(4.4, 4.4) if narrow else (10.4, 3.7), layout="constrained")
         axes = figure.subplots()
-        for index, plan in enumerate(plans):
-            rows = plan["by_length"]
-            name = f"{plan['model']['name']} on {plan['hardware']['name']}"
-            label = f"{name}: {rounded_down(plan['speedup'], 2)}x at lengths {plan['lengths']}"
+        for index, (plan, name) in enumerate(zip(plans, told_apart(plans, model=True), strict=True)):
+            rows = plan.results["by_length"]
+            label = f"{name}: {rounded_down(plan.speedup, 2)}x at lengths {plan.results['lengths']}"
+            label += "; line without the checks" if plan.checked else ""
             axes.plot(
                 [row["context_tokens"] for row in rows], [row["speedup"] for row in rows],
                 marker="o", markersize=4, color=(GOOD, *OTHERS)[index % (1 + len(OTHERS))], label=label,
@@ -207,14 +229,30 @@ def training(runs: Sequence[TrainingRun], targets: Sequence[float], number: int 
         for axes in (reward, tail, accuracy, *gap):
             axes.set_xlabel("step")
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        shares = [value for run in runs for value in run.reward]
-        shares += [bound for run in runs for point in run.accuracy for bound in (point.low, point.high)]
-        for axes in (reward, accuracy):
-            axes.set_ylim(max(0.0, min(shares) - 0.05), min(1.0, max(shares) + 0.05))
+        _limit_rewards(reward, accuracy, runs)
         handles, labels = reward.get_legend_handles_labels()
         columns = min(len(runs), 3) if narrow else len(runs)
         figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=10.5)
         return svg(figure, figure_name("training", number, narrow))
+
+
+def _limit_rewards(reward: Axes, accuracy: Axes, runs: Sequence[TrainingRun]) -> None:
+    """The limits of the panels of rewards and accuracies: the same for both where rewards are shares, too."""
+    rewards = [value for run in runs for value in run.reward]
+    shares = [bound for run in runs for point in run.accuracy for bound in (point.low, point.high)]
+    if min(rewards) >= 0 and max(rewards) <= 1:
+        rewards = shares = rewards + shares
+    for axes, values in ((reward, rewards), (accuracy, shares)):
+        if values:
+            axes.set_ylim(*_limits(min(values), max(values)))
+
+
+def _limits(low: float, high: float) -> tuple[float, float]:
+    """The limits of an axis with a margin: within [0, 1] where all values are."""
+    if low >= 0 and high <= 1:
+        return max(0.0, low - 0.05), min(1.0, high + 0.05)
+    margin = 0.05 * ((high - low) or abs(high))
+    return low - margin, high + margin
 
 
 def _training_panels(panels: int, narrow: bool) -> tuple[Figure, list[Axes]]:

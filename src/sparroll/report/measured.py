@@ -51,6 +51,9 @@ def _tail(measured: Measured, number: int, where: str) -> str:
     if measured.verified is not None:
         said += "The <b>calibrated schedule</b> (thick, green) was sampled with the schedule itself. "
     said += "Bands and brackets are 95 % intervals of a bootstrap over rollouts. Hollow points have too little data."
+    begin = figures.axis_begin(measured.curves, measured.target)
+    if any(thin(point) and point.value < begin for curve in measured.curves for point in curve.points):
+        said += " Where the plot does not reach down to them, triangles on its edge stand for them."
     checked = [curve for curve in measured.curves if curve.check is not None and curve.checked is not None]
     if checked:
         said += (

@@ -21,7 +21,7 @@ def render(data: ReportData) -> str:
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{escape(data.title)}</title>\n'
         f"<style>{CSS}</style>\n</head>\n<body>\n<main>\n<header><h1>{escape(data.title)}</h1>{_subtitle(data)}</header>\n"
-        f"{_answers(data.answers)}{_facts(data)}{body}\n{_footer(data)}\n</main>\n</body>\n</html>\n"
+        f"{_unfinished(data)}{_answers(data.answers)}{_facts(data)}{body}\n{_footer(data)}\n</main>\n</body>\n</html>\n"
     )
 
 
@@ -34,6 +34,17 @@ def _subtitle(data: ReportData) -> str:
     return (
         f"<p>{len(data.models)} models: {listed}. Each section names its own; figures of two models do not compare.</p>"
     )
+
+
+def _unfinished(data: ReportData) -> str:
+    """Which runs have not ended, and what to do; empty where all have."""
+    again = "Run the command that began it again; <code>sparroll train</code> and <code>distill</code> take --resume."
+    said = [f"The run <b>{escape(name)}</b> is not finished, so it is not on this page." for name in data.unfinished]
+    for run in data.runs:
+        if run.gone_on:
+            shown = f"it is shown up to its step {run.steps[-1]}"
+            said.append(f"The run <b>{escape(run.name)}</b> was resumed and has not ended yet; {shown}.")
+    return "".join(f"<p>{each} {again}</p>\n" for each in said)
 
 
 def _answers(answers: tuple[Answer, ...]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 
 from sparroll.report import figures
-from sparroll.report.data import AccuracyPoint, TrainingRun, differences
+from sparroll.report.data import AccuracyPoint, TrainingRun, differences, model_key
 from sparroll.report.parts import figure, items, note, section, table
 from sparroll.rounding import percent_up, rounded_down, rounded_up, with_interval
 
@@ -17,11 +17,11 @@ _MOST_DIFFERENCES = 8
 
 def training(runs: Sequence[TrainingRun]) -> str:
     """A section for each model, since runs of different models are not comparable."""
-    models = list(dict.fromkeys(run.model for run in runs))
+    models = list(dict.fromkeys(model_key(run.model) for run in runs))
     parts = []
     for number, model in enumerate(models):
-        where = f": {model}" if len(models) > 1 else ""
-        parts.append(_section([run for run in runs if run.model == model], number, where))
+        own = [run for run in runs if model_key(run.model) == model]
+        parts.append(_section(own, number, f": {own[0].model}" if len(models) > 1 else ""))
     return "\n".join(parts)
 
 

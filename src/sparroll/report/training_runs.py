@@ -9,39 +9,81 @@ from typing import Any
 from sparroll.draft_check import DraftCheck
 from sparroll.errors import UserError
 from sparroll.report.data import AccuracyPoint, GapPoint, TrainingRun
+from sparroll.report.reading import FOLDERS, reading
 from sparroll.schedule import Schedule
+from sparroll.train.reward_ends import reward_ends
+
+_RESTORE = (
+    "if a kill left half a line, `sparroll train` with --resume cuts it off; else restore the file, or move the run's "
+    "folder elsewhere"
+)
 
 
 def read_run(folder: Path, name: str, record: dict[str, Any]) -> TrainingRun:
     """The run whose result.json holds `record`. Raises UserError if its metrics.jsonl cannot be read."""
     path = folder / "metrics.jsonl"
+    lines = _lines(path)
+    with reading(folder / "result.json"):
+        config, schedule = record["config"], _last_schedule(folder)
+        rollouts, target = _what_they_read(config, schedule), _target(config, schedule)
+        tolerated = _tolerated_gap(config)
+        ended_at = record["results"].get("steps")
+    with reading(path):
+        steps = [line for line in lines if "reward/mean" in line]
+        rewards = tuple(float(line["reward/mean"]) for line in steps)
+        first, last, window = reward_ends(rewards)
+        return TrainingRun(
+            name=name,
+            steps=tuple(line["step"] for line in steps),
+            reward=rewards,
+            reward_first=first,
+            reward_last=last,
+            reward_window_steps=window,
+            tail_q05=tuple(line.get("mismatch/acceptance_q05") for line in steps),
+            worst_bin_q05=tuple(line.get("mismatch/acceptance_q05_worst_bin") for line in steps),
+            kv_read_share=tuple(line["rollout/kv_read_share"] for line in steps),
+            accuracy=tuple(_accuracy(line) for line in lines if "evaluate/dense_accuracy" in line),
+            config=config,
+            rollouts=rollouts,
+            schedule=schedule,
+            target=target,
+            reward_gap=tuple(_gap(line) for line in steps if "control/reward_gap_low" in line),
+            tolerated_gap=tolerated,
+            events=tuple(f"step {line['step']}: {event}" for line in lines for event in line.get("events", ())),
+            gone_on=ended_at is not None and ended_at < len(steps),
+        )
+
+
+def unfinished_runs(folder: Path) -> list[Path]:
+    """Folders of runs that began and have no result.json yet."""
+    logs = sorted(found for place in FOLDERS for found in folder.glob(f"{place}metrics.jsonl"))
+    return [
+        log.parent
+        for log in logs
+        if (log.parent / "config.json").is_file() and not (log.parent / "result.json").exists()
+    ]
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of a metrics.jsonl that has at least one step."""
     try:
-        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise UserError(
-            f"cannot read {path}: {error.strerror}", f"{folder / 'result.json'} is there, so this file should be, too"
+            f"cannot read {path}: {error.strerror}",
+            f"{path.with_name('result.json')} is there, so this file should be, too",
         ) from None
-    steps = [line for line in lines if "reward/mean" in line]
-    results, config, schedule = record["results"], record["config"], _last_schedule(folder)
-    return TrainingRun(
-        name=name,
-        steps=tuple(line["step"] for line in steps),
-        reward=tuple(line["reward/mean"] for line in steps),
-        reward_first=results["reward_first"],
-        reward_last=results["reward_last"],
-        reward_window_steps=results["reward_window_steps"],
-        tail_q05=tuple(line.get("mismatch/acceptance_q05") for line in steps),
-        worst_bin_q05=tuple(line.get("mismatch/acceptance_q05_worst_bin") for line in steps),
-        kv_read_share=tuple(line["rollout/kv_read_share"] for line in steps),
-        accuracy=tuple(_accuracy(line) for line in lines if "evaluate/dense_accuracy" in line),
-        config=config,
-        rollouts=_what_they_read(config, schedule),
-        schedule=schedule,
-        target=_target(config, schedule),
-        reward_gap=tuple(_gap(line) for line in steps if "control/reward_gap_low" in line),
-        tolerated_gap=_tolerated_gap(config),
-        events=tuple(f"step {line['step']}: {event}" for line in lines for event in line.get("events", ())),
-    )
+    except UnicodeDecodeError as error:
+        raise UserError(f"cannot read {path}: {error}", _RESTORE) from None
+    lines = []
+    for number, line in enumerate(text.splitlines(), 1):
+        try:
+            lines.append(dict(json.loads(line)))
+        except (TypeError, ValueError):
+            raise UserError(f"cannot read {path}: line {number} is no JSON table", _RESTORE) from None
+    if not any("reward/mean" in line for line in lines):
+        raise UserError(f"cannot read {path}: it has no step of training", _RESTORE)
+    return lines
 
 
 def _accuracy(line: dict[str, Any]) -> AccuracyPoint:

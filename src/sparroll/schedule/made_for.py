@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparroll.errors import UserError
@@ -44,7 +45,7 @@ def _same_name(schedule: Schedule, model: str) -> bool:
 
 def _same_weights(schedule: Schedule, model: str) -> bool:
     """Whether the model has the weights that the fingerprint names, or its training began with them. True where the
-    fingerprint names none, and for a module without a name."""
+    fingerprint names none, and for a module without a name. A folder without weights is told by its name."""
     assert schedule.fingerprint is not None
     if schedule.fingerprint.weights is None or not model:
         return True
@@ -52,6 +53,9 @@ def _same_weights(schedule: Schedule, model: str) -> bool:
     known = [digest for name in (model, began) if (digest := weights_of(name)) is not None]
     if schedule.fingerprint.weights in known:
         return True
+    if not known and Path(model).is_dir():
+        # A folder with the config alone, which is enough to plan for.
+        return _same_name(schedule, model)
     if schedule.model is None:
         return not known
     # The schedule was made on a checkpoint of the same training, or the model that the training began with is not

@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from sparroll import records
+from sparroll.train.reward_ends import reward_ends
 from sparroll.train.runtime.sinks import read_lines
-
-WINDOW_STEPS = 5
-"""`reward_first` and `reward_last` are means over this many steps, or over half the run if that is less."""
 
 
 @dataclass(frozen=True)
@@ -75,8 +73,7 @@ def summarise(out: Path, checkpoint: Path, stopped: str) -> TrainResult:
     lines = read_lines(out / "metrics.jsonl")
     steps = [line for line in lines if "reward/mean" in line]
     accuracies = [_interval(line) for line in lines if "evaluate/dense_accuracy" in line]
-    window = max(1, min(WINDOW_STEPS, len(steps) // 2))
-    rewards = [line["reward/mean"] for line in steps]
+    reward_first, reward_last, window = reward_ends([line["reward/mean"] for line in steps])
     worst = [line[name] for line in steps if (name := "mismatch/acceptance_q05_worst_bin") in line]
     gap = _last(steps, "control/reward_gap")
     return TrainResult(
@@ -84,8 +81,8 @@ def summarise(out: Path, checkpoint: Path, stopped: str) -> TrainResult:
         checkpoint=checkpoint,
         steps=len(steps),
         stopped=stopped,
-        reward_first=sum(rewards[:window]) / window,
-        reward_last=sum(rewards[-window:]) / window,
+        reward_first=reward_first,
+        reward_last=reward_last,
         reward_window_steps=window,
         rollouts_per_step=round(sum(line["rollout/count"] for line in steps) / len(steps)),
         dense_accuracy_first=accuracies[0] if accuracies else None,

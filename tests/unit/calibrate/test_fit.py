@@ -8,7 +8,7 @@ from sparroll.attention.selectors import OracleToken, PageMean
 from sparroll.calibrate.curve import Cell
 from sparroll.calibrate.fit import fit_schedule
 from sparroll.errors import UserError
-from sparroll.schedule import Schedule
+from sparroll.schedule import Schedule, Step
 
 from .published import FIGURE_4A
 
@@ -129,6 +129,25 @@ def test_beyond_the_longest_measured_bin_the_share_that_it_reads_goes_on():
     assert "contexts from 4000 on were not measured; they take the 1024 tokens of 2k-4k" in fitted.notes[1]
     assert fitted.schedule.kv_budget_tokens(100_000) == 1024
     assert [step.measured is None for step in fitted.schedule.steps] == [False, True]
+
+
+def raised(fitted, *steps):
+    """The notes where a verification left these steps."""
+    return fitted.notes_under(dataclasses.replace(fitted.schedule, steps=tuple(Step(*step) for step in steps)))
+
+
+def test_notes_about_lengths_without_data_name_the_budgets_of_the_schedule_that_was_verified():
+    cells = [*table({512: [0.90], 1024: [0.95]}), cell(512, 1, 0.5, tokens=20), cell(1024, 1, 0.5, tokens=20)]
+    fitted = fit(cells)
+    assert fitted.notes_under(fitted.schedule) == fitted.notes
+    few, beyond = raised(fitted, (0, 1024), (2000, 1536))
+    assert few.endswith("at the budgets that matter, so it takes up to 1536 tokens")
+    assert beyond == "contexts from 4000 on were not measured; they take the 1536 tokens of 2k-4k"
+    # The bin between keeps its budget, which is not that of the raised one any more.
+    fitted = fit([c for c in table({512: [0.90, 0.9, 0.9]}) if c.from_context_tokens != 2000])
+    assert fitted.notes[0].endswith("so it takes 512 tokens, those of 4k-6k")
+    assert raised(fitted, (0, 512), (4000, 1024))[0].endswith("so it takes 512 tokens")
+    assert raised(fitted, (0, 1024), (4000, 1024))[1].endswith("they take the 1024 tokens of 4k-6k")
 
 
 def test_a_bin_measured_only_at_small_budgets_is_undecided_not_refused():

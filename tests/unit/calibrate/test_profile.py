@@ -58,6 +58,8 @@ def test_what_cannot_be_profiled_is_refused_before_anything_runs(schedules, mess
     bench = study()
     with pytest.raises(UserError, match=message):
         profile(bench, schedules, dense_layers=(0,))
+    with pytest.raises(UserError, match="there is no tail to measure"):
+        profile(study(estimator="sampled"), [64], dense_layers=(0,))
     assert bench.engine.generated == []
 
 

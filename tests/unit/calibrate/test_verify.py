@@ -1,6 +1,7 @@
 """Verification: a schedule that holds is left alone, one that misses is raised, and the last round is what is reported."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -119,6 +120,17 @@ def test_from_a_study_to_a_schedule_file(tmp_path, mode):
     assert len(rows) >= 4
     assert all(row["q05_low"] >= 0.86 and row["dense_ceiling_q05"] > 0.95 for row in rows)
     assert json.loads(json.dumps(got.table()))["verification"]["met"] is True
+
+
+def test_the_notes_of_a_calibration_are_of_its_verified_schedule(tmp_path):
+    about = {"budgets": NOTCHES, "dense_layers": (0,), "min_tokens": 100, "verify_rounds": 0}
+    got = calibrate(study(prompts=12), out=tmp_path, **about)
+    last = got.schedule.kv_budget_tokens(10_000)
+    assert f"they take the {last} tokens of " in got.notes[-1]
+    raised = replace(got, schedule=replace(got.schedule, steps=(*got.schedule.steps, Step(9000, 1024))))
+    assert raised.notes == got.notes
+    raised = replace(got, schedule=replace(got.schedule, steps=(Step(0, 1024),)))
+    assert "they take the 1024 tokens of " in raised.notes[-1] and raised.table()["notes"] == list(raised.notes)
 
 
 def test_a_calibration_goes_on_where_it_was_interrupted(tmp_path):

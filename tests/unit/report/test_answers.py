@@ -7,10 +7,12 @@ from dataclasses import replace
 import pytest
 
 from report_data import measured, plans, row, run, runs, schedule
+from sparroll.attention.selectors import PageMean, Quest
 from sparroll.control.guard import Guard
 from sparroll.report.answers import HELD, SAFE, SAVES, answers
-from sparroll.report.data import AccuracyPoint, Answer, GapPoint, Measured, TailCurve, TrainingRun
-from sparroll.schedule import Schedule
+from sparroll.report.data import AccuracyPoint, Answer, GapPoint, Measured, TailCurve, TrainingRun, differences
+from sparroll.schedule import Schedule, Step
+from sparroll.train.config.run import TrainConfig
 from tail_worlds import evidence
 from tail_worlds import measured as tails
 
@@ -35,6 +37,25 @@ def test_a_checked_run_is_compared_with_dense_rollouts_which_have_no_drafts_to_c
     dense, calibrated, _ = runs()
     checked = replace(calibrated, config=calibrated.config | {"check": {"window_tokens": 64, "floor": 0.01}})
     assert answer(HELD, measured(), (dense, checked)) == answer(HELD, measured(), (dense, calibrated))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(LIKE, selector=Quest()),
+        replace(LIKE, selector=PageMean(first_tokens=0)),
+        replace(LIKE, dense_layers=(0,)),
+        LIKE.checked(16, 0.01),
+        schedule(64, 128, 256),
+        replace(LIKE, layer_groups=((2, 3),), steps=(Step(0, (64,)), Step(500, (128,)), Step(1000, (192,)))),
+    ],
+)
+def test_a_run_that_reads_or_checks_in_another_way_is_not_under_the_schedule(other: Schedule) -> None:
+    dense, calibrated, _ = runs()
+    found = (dense, replace(calibrated, schedule=other))
+    assert answer(SAVES, measured(), found).level == answer(HELD, measured(), found).level == "unknown"
+    same = (dense, replace(calibrated, schedule=replace(LIKE, name="another name", made_by={"command": "copied"})))
+    assert answer(SAVES, measured(), same).level == "yes"
 
 
 def test_all_three_questions_are_answered_in_their_order() -> None:
@@ -161,6 +182,75 @@ def test_a_dense_run_with_other_settings_is_no_comparison() -> None:
     found = answer(HELD, measured(), pair)
     assert found.level == "unknown"
     assert found.reasons == ("There is no run with dense rollouts and the same settings here to compare with.",)
+
+
+def of_seed(seed: int, one: TrainingRun) -> TrainingRun:
+    changed = {**one.config, "train": {"seed": seed, "lr": 1e-4}}
+    return replace(one, config=changed, name=f"{one.name}-{seed}")
+
+
+def test_two_runs_at_the_defaults_but_for_their_attention_have_the_same_settings() -> None:
+    """By default only a sparse run has a control group."""
+    schedule = {"kind": "schedule", "name": "qwen3-1.7b-0.86"}
+    dense, sparse = (
+        replace(
+            with_accuracy(name, under, 0.54, 0.02),
+            config=TrainConfig.model_validate({"attention": attention}).model_dump(mode="json"),
+        )
+        for name, under, attention in (("dense", None, {"kind": "dense"}), ("calibrated", LIKE, schedule))
+    )
+    assert sparse.config["rollout"]["control_share"] != dense.config["rollout"]["control_share"] == 0
+    assert differences([dense, sparse], without=("attention",)) == {}
+    assert answer(HELD, measured(model=dense.model), (dense, sparse)).level == "yes"
+    other = replace(sparse, config=sparse.config | {"rollout": sparse.config["rollout"] | {"control_share": 0.125}})
+    found = differences([dense, sparse, other], without=("attention",))
+    assert found == {"rollout.control_share": (0.03125, 0.125)}
+
+
+def test_the_worst_of_several_runs_decides_and_is_named_wherever_it_stands_in_the_folder() -> None:
+    dense = with_accuracy("dense", None, 0.55, 0.02)
+    good, bad = (with_accuracy(name, LIKE, value, 0.02) for name, value in (("a", 0.54), ("b", 0.42)))
+    for its_runs in ((dense, good, bad), (bad, dense, good)):
+        found = answer(HELD, measured(), its_runs)
+        assert found.level == "no"
+        assert found.answer.startswith(
+            "No: in b, the worst of 2 runs, after 20 steps the dense accuracy is 0.420 [0.400"
+        )
+        assert not any(reason.startswith("What reading less does") for reason in found.reasons)
+
+
+def test_each_run_is_compared_with_the_dense_run_of_its_own_settings() -> None:
+    """The first dense run of the folder has another seed than the sparse run that got worse."""
+    pairs = [
+        of_seed(seed, with_accuracy(name, under, value, 0.02))
+        for seed, dense, sparse in ((0, 0.55, 0.54), (1, 0.60, 0.50))
+        for name, under, value in (("dense", None, dense), ("calibrated", LIKE, sparse))
+    ]
+    found = answer(HELD, measured(), tuple(pairs))
+    assert found.level == "no"
+    assert found.answer.startswith(
+        "No: in calibrated-1, the worst of 2 runs, after 20 steps the dense accuracy is 0.500"
+    )
+    assert "with it and 0.600 [0.580, 0.620] with dense rollouts (dense-1)" in found.answer
+
+
+def test_a_run_without_a_dense_one_to_compare_with_is_told_and_decides_only_where_it_got_worse() -> None:
+    pair = (with_accuracy("dense", None, 0.55, 0.02), with_accuracy("a", LIKE, 0.54, 0.02))
+    found = answer(HELD, measured(), (*pair, of_seed(1, with_accuracy("b", LIKE, 0.52, 0.02))))
+    assert found.level == "yes" and found.answer.startswith("Yes: in a, after 20 steps")
+    assert found.reasons[-1].startswith("b-1 has no run with dense rollouts and the same settings here to compare with")
+    found = answer(HELD, measured(), (*pair, of_seed(1, with_accuracy("b", LIKE, 0.42, 0.02))))
+    assert found.answer == (
+        "No: in b-1, the worst of 2 runs, the dense accuracy went from 0.500 to 0.420 [0.400, 0.440] in 20 steps."
+    )
+
+
+def test_of_several_runs_the_one_that_read_most_says_what_is_saved() -> None:
+    most, least = (run(name, "", 0.008, 0.9, share, LIKE) for name, share in (("a", 0.5), ("b", 0.25)))
+    found = answer(SAVES, measured(), (least, most))
+    assert found.answer.startswith(
+        "50% of what attention reads: its rollouts read 50% of the KV cache in a, the run that"
+    )
 
 
 def test_there_are_no_answers_about_two_schedules_or_two_models() -> None:

@@ -9,50 +9,19 @@ from typing import Any
 
 import pytest
 
-from report_data import row, schedule
-from sparroll import records
+from report_data import schedule
+from report_folders import write_profile, write_run
 from sparroll.errors import UserError
 from sparroll.report import collect, write_report
 from sparroll.report.data import GapPoint
 from sparroll.schedule import Step
 
-REWARDS = (0.9, 0.1, 0.2, 0.5, 0.6, 0.3)
 
-
-def write_run(folder: Path, model: str = "tiny-reasoner", **sections: dict[str, Any]) -> None:
-    """A run of six steps; the fourth has no bin with enough tokens."""
-    folder.mkdir(parents=True)
-    lines: list[dict[str, Any]] = [
-        {"step": 0, "evaluate/dense_accuracy": 0.0, "evaluate/dense_accuracy_low": 0.0,
-         "evaluate/dense_accuracy_high": 0.265, "evaluate/prompts": 12.0},
-    ]  # fmt: skip
-    for step, reward in enumerate(REWARDS, 1):
-        line = {"step": step, "reward/mean": reward, "rollout/kv_read_share": 0.5, "mismatch/acceptance_q05": 0.9}
-        lines.append(line | ({} if step == 4 else {"mismatch/acceptance_q05_worst_bin": 0.8}))
-    lines[-1]["events"] = ["something happened"]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    config = {"model": {"name": model}, "attention": {"kind": "dense"}, "train": {"seed": 0}} | sections
-    results = {"reward_first": 0.4, "reward_last": 0.4667, "reward_window_steps": 3}
-    records.write(folder / "result.json", "train", results, config=config)
-
-
-def write_profile(path: Path, model: str, kind: str = "profile") -> None:
-    rows = [dataclasses.asdict(row(0, 0.9, 0.88, 0.92))]
-    tail = {"estimator": "top_k_lower", "quantile": 0.05, "rows": rows, "overall": rows[0]}
-    dense = {"mode": "dense", "name": "dense", "schedule": None, "tail": tail}
-    fixed = {"mode": "faithful", "name": "fixed-64", "schedule": {"steps": [{"kv_budget_tokens": 64}]}, "tail": tail}
-    results: dict[str, Any] = {"dense_ceiling": dense, "schedules": [fixed, dense]}
-    if kind == "calibration":
-        verification = {"rounds": [fixed], "bound": "low"}
-        results |= {"schedule": schedule(64).table(), "notes": ["a note"], "verification": verification}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    records.write(path, kind, results, config={"model": model})
-
-
-def test_a_run_has_the_means_of_its_record_its_worst_bin_and_its_target(tmp_path: Path) -> None:
+def test_a_run_has_the_means_of_its_steps_its_worst_bin_and_its_target(tmp_path: Path) -> None:
     write_run(tmp_path / "run", guard={"at_least": 0.86})
     (run,) = collect(tmp_path).runs
-    assert (run.reward_first, run.reward_last, run.reward_window_steps) == (0.4, 0.4667, 3)
+    assert (run.reward_first, run.reward_last) == (pytest.approx(0.4), pytest.approx(1.4 / 3))
+    assert run.reward_window_steps == 3 and not run.gone_on
     assert run.worst_bin_q05 == (0.8, 0.8, 0.8, None, 0.8, 0.8)
     assert run.tail_q05 == (0.9,) * 6
     assert (run.target, run.model, run.dense, run.read_share) == (0.86, "tiny-reasoner", True, 0.5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +31,14 @@ def print_json(value: Any) -> None:
     from sparroll.records import plain
 
     print(json.dumps(plain(value), indent=1, allow_nan=False))
+
+
+def harmless(text: str) -> str:
+    """The text with a question mark for each character that a terminal would obey. Line breaks and tabs stay."""
+    return "".join(
+        letter if letter.isprintable() or letter in "\n\t" or unicodedata.category(letter) == "Zs" else "?"
+        for letter in text
+    )
 
 
 def output_folder(path: Path) -> Path:
@@ -60,10 +69,12 @@ def print_config(config: Section, as_json: bool) -> None:
         print(as_toml(config), end="")
 
 
-def wrote(*paths: Path, quiet: bool = False) -> None:
-    """Name the files that a command wrote; every long command ends with this."""
+def wrote(*paths: Path, quiet: bool = False, kept: Path | None = None) -> None:
+    """Name the files that a command wrote; every long command ends with this. kept: the one of them that it left as it
+    was, because it had nothing to do."""
     for path in paths:
-        say(f"wrote {path}", quiet=quiet)
+        said = f"{path} stays as it was: nothing was left to do" if path == kept else f"wrote {path}"
+        say(said, quiet=quiet)
 
 
 def interrupted() -> str:

@@ -208,8 +208,8 @@ class DataTask:
         if self.overlaps and wish == "refuse":
             first = self.overlaps[0]
             raise UserError(
-                f"{len(self.overlaps)} training rows share {self.settings.ngram_words} words in a row with eval rows, "
-                f"the first {first.train_id} with {first.eval_id}",
+                f"{len(self.overlaps)} training rows share {self.settings.ngram_words} words in a row, or a whole "
+                f"shorter row, with eval rows, the first {first.train_id} with {first.eval_id}",
                 'data.contamination = "remove" leaves them out; `sparroll data check` lists them',
             )
         if wish == "count" or not self.overlaps:
