@@ -17,7 +17,7 @@ _CHOICE = re.compile(
 _NEGATIONS = frozenset(
     {"not", "never", "neither", "nor", "cannot", "isn't", "doesn't", "aren't", "don't", "without", "non"}
 )
-_SAME = [
+SAME = [
     frozenset(phrases.split("|"))
     for phrases in (
         "no solution|no solutions|no real solution|no real solutions|empty set|none|no roots|no real roots"
@@ -37,7 +37,7 @@ _SAME = [
 _CLASSES = frozenset(
     {"quadrant", "type", "case", "figure", "graph", "option", "statement", "team", "box", "player", "group", "plan"}
 )
-EMPTY, REALS = _SAME[0], _SAME[2]
+EMPTY, REALS = SAME[0], SAME[2]
 
 _MONTHS = words_in("january february march april may june july august september october november december")
 _DATE_WORDS = re.compile(r"[A-Za-z]+|\d+")
@@ -79,10 +79,10 @@ def plain_words(text: str) -> str | None:
 
 def words_match(gold: str, answer: str) -> bool:
     """Whether words say the gold words: the same ones, or a sentence that states them without denying them."""
-    one, other = _core(gold), _core(answer)
+    one, other = core(gold), core(answer)
     if one == other or one.replace("-", " ") == other.replace("-", " "):
         return True
-    for same in _SAME:
+    for same in SAME:
         if (gold in same or one in same) and (
             answer in same or other in same or any(f" {w} " in f" {other} " for w in same if len(w) > 5)
         ):
@@ -101,7 +101,7 @@ def words_match(gold: str, answer: str) -> bool:
         return False
     if ("or" in answer_words and "or" not in gold_words) or ("and" in answer_words and "and" not in gold_words):
         return False
-    if _inside(gold_words, answer_words):
+    if inside(gold_words, answer_words):
         return True
     # A kind of thing may be left out: "scalene" for "scalene triangle".
     if len(gold_words) == 2 and gold_words[0] in _CLASSES and answer_words == gold_words[1:]:
@@ -119,13 +119,15 @@ def _parts(words: str) -> frozenset[str]:
     return frozenset(part for part in re.split(r"\s*,\s*(?:and\s+)?|\s+and\s+", words) if part)
 
 
-def _core(words: str) -> str:
+def core(words: str) -> str:
+    """Words without articles and punctuation around them."""
     words = re.sub(r"\bdoesn't\b", "does not", words.strip(" .,;:!?()"))
     kept = [word for word in words.split() if word not in ("the", "a", "an", "due")]
     return " ".join(kept) if kept else words
 
 
-def _inside(needle: list[str], hay: list[str]) -> bool:
+def inside(needle: list[str], hay: list[str]) -> bool:
+    """Whether words stand in a row among others."""
     return any(hay[place : place + len(needle)] == needle for place in range(len(hay) - len(needle) + 1))
 
 

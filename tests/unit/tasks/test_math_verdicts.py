@@ -1,0 +1,65 @@
+"""Verdicts on answers that look right and are not, and on right ones beside them."""
+
+from __future__ import annotations
+
+import pytest
+
+from sparroll.tasks.math.grading.compare import readable, same_answer
+
+HEDGED = [
+    ("yes", "yes, no"),
+    ("no", "yes, no"),
+    ("yes", "no, wait, yes"),
+    ("yes", "yes. The answer is no."),
+    ("yes", "yes no"),
+    ("true", "true, false"),
+    ("false", "true, false"),
+    ("even", "even, odd"),
+    ("odd", r"\text{even, odd}"),
+    ("even", "even number, odd number"),
+    ("even", "It is even. It is odd."),
+    ("Alice", "Alice, Bob, Carol"),
+    ("Carol", "Alice, Bob, Carol"),
+    ("Alice", "Alice, or Bob"),
+    ("Alice", "Alice (Bob)"),
+    ("Alice and Bob", "Alice, Bob, Carol"),
+    ("Monday", "Sunday, Monday, Tuesday, Wednesday, Thursday, Friday, Saturday"),
+    ("red", "red blue green yellow"),
+    ("right", "right acute obtuse"),
+    ("circle", "the circle, the ellipse, the parabola"),
+    ("always", "always, sometimes, never"),
+    ("no solution", "no solution, infinitely many solutions"),
+]
+EXPLAINED = [
+    ("yes", "Yes, correct."),
+    ("yes", "Yes, it does not depend on n"),
+    ("yes", "Yes. There is no such number."),
+    ("no", "No, never."),
+    ("no", r"\text{No, it doesn't.}"),
+    ("no", "No, the series diverges."),
+    ("impossible", "No, impossible."),
+    ("even", "Even, since the sum of two odd numbers is even"),
+    ("even", "even, not odd"),
+    ("Alice", "Alice, since she has more"),
+    ("Smith", "Mr. Smith"),
+    ("Alice and Bob", "Bob, Alice"),
+    ("increasing", "strictly increasing"),
+    ("right triangle", "isosceles right triangle"),
+    ("Monday", "Monday, July 4"),
+    ("no solution", "none, no solutions"),
+]
+
+
+def judged(gold: str, answer: str) -> bool:
+    assert readable(gold)
+    return same_answer(gold, answer)
+
+
+@pytest.mark.parametrize(("gold", "answer"), HEDGED)
+def test_words_that_name_several_things_state_none_of_them(gold: str, answer: str) -> None:
+    assert not judged(gold, answer)
+
+
+@pytest.mark.parametrize(("gold", "answer"), EXPLAINED)
+def test_a_word_with_an_explanation_is_stated(gold: str, answer: str) -> None:
+    assert judged(gold, answer)
