@@ -48,6 +48,27 @@ EXPLAINED = [
     ("Monday", "Monday, July 4"),
     ("no solution", "none, no solutions"),
 ]
+UNSOLVED = [
+    ("0", "x^2-5x+6=0"),
+    ("0", "0=x^2-4"),
+    ("0", "x(x-2)=0"),
+    ("0", "e^x-2=0"),
+    ("10", "x^2+1=10"),
+    ("1", "(x-2)^2=1"),
+    ("4", "2x=4"),
+    ("0", r"\text{The equation is } x^2-5x+6=0"),
+]
+SOLVED = [
+    ("0", "x=0"),
+    ("4", "x^2=4"),
+    ("3", "3=x"),
+    ("7", r"x+\frac{1}{x}=7"),
+    ("1", r"\cos x=1"),
+    ("0", "f(2)=0"),
+    ("5", "|x|=5"),
+    ("4", "x+y=4"),
+    ("x^2-5x+6=0", "(x-2)(x-3)=0"),
+]
 
 
 def judged(gold: str, answer: str) -> bool:
@@ -62,4 +83,14 @@ def test_words_that_name_several_things_state_none_of_them(gold: str, answer: st
 
 @pytest.mark.parametrize(("gold", "answer"), EXPLAINED)
 def test_a_word_with_an_explanation_is_stated(gold: str, answer: str) -> None:
+    assert judged(gold, answer)
+
+
+@pytest.mark.parametrize(("gold", "answer"), UNSOLVED)
+def test_an_equation_that_is_still_to_be_solved_does_not_state_its_other_side(gold: str, answer: str) -> None:
+    assert not judged(gold, answer)
+
+
+@pytest.mark.parametrize(("gold", "answer"), SOLVED)
+def test_an_equation_that_says_what_a_variable_power_or_function_is_states_it(gold: str, answer: str) -> None:
     assert judged(gold, answer)
