@@ -69,6 +69,17 @@ SOLVED = [
     ("4", "x+y=4"),
     ("x^2-5x+6=0", "(x-2)(x-3)=0"),
 ]
+QUANTITIES = [
+    *((gold, answer) for gold in ("30 m/s", r"30\text{ m/s}") for answer in ("30", "30 m/s", r"30\ \mathrm{m/s}")),
+    ("36 km/h", "36"),
+    ("36 km/h", r"36\text{ km/h}"),
+    ("36 km/h", "10 m/s"),
+    ("9.8 m/s^2", "9.8"),
+    ("9.8 m/s^2", r"9.8\text{ m/s}^2"),
+    ("25 mi/h", r"25\text{ miles per hour}"),
+    ("3m/s", "3 m/s"),
+    ("3x/s", r"\frac{3x}{s}"),
+]
 
 
 def judged(gold: str, answer: str) -> bool:
@@ -94,3 +105,13 @@ def test_an_equation_that_is_still_to_be_solved_does_not_state_its_other_side(go
 @pytest.mark.parametrize(("gold", "answer"), SOLVED)
 def test_an_equation_that_says_what_a_variable_power_or_function_is_states_it(gold: str, answer: str) -> None:
     assert judged(gold, answer)
+
+
+@pytest.mark.parametrize(("gold", "answer"), QUANTITIES)
+def test_a_unit_behind_a_stroke_is_a_unit_in_every_spelling(gold: str, answer: str) -> None:
+    assert judged(gold, answer)
+
+
+@pytest.mark.parametrize("answer", ["30 km/h", "30 m", "30 s", "31"])
+def test_another_unit_or_value_is_not_the_gold_speed(answer: str) -> None:
+    assert not judged("30 m/s", answer)
