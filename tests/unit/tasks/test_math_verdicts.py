@@ -80,6 +80,21 @@ QUANTITIES = [
     ("3m/s", "3 m/s"),
     ("3x/s", r"\frac{3x}{s}"),
 ]
+TIMES = [
+    ("13:20", "1:20", False),
+    ("1:20", "13:20", False),
+    ("0:30", "12:30", False),
+    ("13:20", r"1:20\text{ am}", False),
+    ("0:30", r"12:30\text{ pm}", False),
+    ("7:30 am", "7:30 pm", False),
+    ("13:20", r"1:20\text{ pm}", True),
+    ("1:20 pm", "13:20", True),
+    ("3:16 pm", "3:16", True),
+    ("3:16", "3:16 am", True),
+    ("24:00", "0:00", True),
+    ("13:20", r"\frac{13}{20}", True),
+    ("13:20", "26:40", True),
+]
 
 
 def judged(gold: str, answer: str) -> bool:
@@ -115,3 +130,8 @@ def test_a_unit_behind_a_stroke_is_a_unit_in_every_spelling(gold: str, answer: s
 @pytest.mark.parametrize("answer", ["30 km/h", "30 m", "30 s", "31"])
 def test_another_unit_or_value_is_not_the_gold_speed(answer: str) -> None:
     assert not judged("30 m/s", answer)
+
+
+@pytest.mark.parametrize(("gold", "answer", "right"), TIMES)
+def test_hours_of_24_are_not_those_of_twelve_without_am_or_pm(gold: str, answer: str, right: bool) -> None:
+    assert judged(gold, answer) is right

@@ -89,7 +89,7 @@ def _by_clock(gold: str, answer: str) -> bool | None:
         found = words.as_time(answer) or words.as_time(re.sub(r'^"?\s*(?:at|it is)\s', "", answer))
         if found is not None:
             return words.same_time(wanted, found)
-        if wanted[1]:
+        if wanted[1] in ("am", "pm"):
             return False
     date = words.as_date(gold)
     if date is not None and (found_date := words.as_date(answer)) is not None:

@@ -203,7 +203,8 @@ def separated(text: str) -> bool:
 
 
 def as_time(text: str) -> tuple[int, str] | None:
-    """A time of day: minutes of a clock's twelve or 24 hours, and "am", "pm", or "" if that is not said."""
+    """A time of day: minutes of a clock's twelve or 24 hours, and its half: "am", "pm", "24" where only a clock of 24
+    hours shows such an hour, or "" if nothing is said."""
     bare = re.sub(r"[\"\s]+", " ", text).strip().casefold().replace("o'clock", "").strip()
     if bare in ("noon", "12 noon", "12:00 noon"):
         return 720, "pm"
@@ -223,16 +224,15 @@ def as_time(text: str) -> tuple[int, str] | None:
         return None
     if half:
         hour = hour % 12 + (12 if half == "pm" else 0)
-    elif hour > 12:
-        half = "pm"
+    elif not 1 <= hour <= 12:
+        hour, half = hour % 24, "24"
     return hour * 60 + minute, half
 
 
 def same_time(one: tuple[int, str], other: tuple[int, str]) -> bool:
-    """Whether two times of day agree. Where one does not say am or pm, the other may."""
-    if one[1] and other[1]:
-        return one[0] == other[0]
-    return one[0] % 720 == other[0] % 720
+    """Whether two times of day agree. Where one says am or pm and the other says nothing, either half is meant."""
+    one_said = {one[1], other[1]} in ({"", "am"}, {"", "pm"})
+    return one[0] % 720 == other[0] % 720 if one_said else one[0] == other[0]
 
 
 def as_date(text: str) -> tuple[int, int, int | None] | None:
