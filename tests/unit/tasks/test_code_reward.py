@@ -78,6 +78,15 @@ STDIN_ENDS = [
     ("import atexit, os\natexit.register(lambda: os.write(1, str(sum(map(int, input().split()))).encode()))", "passed"),
     ("x = Counter(); d = deque(); print(reduce(add, map(int, input().split())))", "passed"),
     ("def f(n): return 0 if n == 0 else f(n - 1)\nf(20000)\nprint(sum(map(int, input().split())))", "passed"),
+    ("import sys\nsys.__stdout__.write(str(sum(map(int, sys.__stdin__.read().split()))))", "passed"),
+    (
+        "import io, sys\nsys.stdout = io.StringIO()\nprint(sum(map(int, input().split())))\n"
+        "sys.__stdout__.write(sys.stdout.getvalue())",
+        "passed",
+    ),
+    ("import sys\nprint(sum(map(int, input().split())))\nsys.stdout.close()", "passed"),
+    ("import sys\nprint(sum(map(int, input().split())), flush=True)\nsys.stdout = None", "passed"),
+    ("import sys\nprint(3)\nsys.__stdout__.close()", "wrong answer"),
     ("print(3)", "wrong answer"),
     ("1 / 0", "crash"),
     ("print(", "crash"),
