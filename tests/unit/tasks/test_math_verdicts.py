@@ -95,6 +95,15 @@ TIMES = [
     ("13:20", r"\frac{13}{20}", True),
     ("13:20", "26:40", True),
 ]
+NATURAL_LOGARITHMS = [
+    *((r"\ln 2", answer) for answer in (r"\log_e 2", r"\log_e2", r"\log_{e} 2", r"\log _e(2)", "log_e(2)")),
+    (r"\log_e 2", r"\ln 2"),
+    (r"x\ln x", r"x\log_e x"),
+    (r"\ln x", r"\log_ex"),
+    (r"1+\ln(x+1)", r"1+\log_e (x+1)"),
+    (r"\ln^2 x", r"\log_e^2 x"),
+    (r"2\log_2 e", r"\frac{2}{\log_e 2}"),
+]
 
 
 def judged(gold: str, answer: str) -> bool:
@@ -135,3 +144,13 @@ def test_another_unit_or_value_is_not_the_gold_speed(answer: str) -> None:
 @pytest.mark.parametrize(("gold", "answer", "right"), TIMES)
 def test_hours_of_24_are_not_those_of_twelve_without_am_or_pm(gold: str, answer: str, right: bool) -> None:
     assert judged(gold, answer) is right
+
+
+@pytest.mark.parametrize(("gold", "answer"), NATURAL_LOGARITHMS)
+def test_a_logarithm_to_the_base_e_is_the_natural_one(gold: str, answer: str) -> None:
+    assert judged(gold, answer)
+
+
+@pytest.mark.parametrize("answer", [r"\log_2 e", r"\log_{10} 2", r"\log_e 3"])
+def test_another_logarithm_is_not_the_natural_one(answer: str) -> None:
+    assert not judged(r"\ln 2", answer)
