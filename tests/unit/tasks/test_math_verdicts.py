@@ -104,6 +104,27 @@ NATURAL_LOGARITHMS = [
     (r"\ln^2 x", r"\log_e^2 x"),
     (r"2\log_2 e", r"\frac{2}{\log_e 2}"),
 ]
+CALLED_FALSE = [
+    ("0", r"x=0\text{ is false}"),
+    ("0", r"x = 0 \text{ is untrue}"),
+    ("3", r"\text{The answer is false: }3"),
+    ("3", r"\text{The answer is false: } x=3"),
+    ("3", "False: 3"),
+    ("3", "3 (false)"),
+    ("3", r"3\text{ (false)}"),
+    ("3", r"3\text{ is false}"),
+    (r"\frac{1}{2}", r"\text{false, }\frac{1}{2}"),
+]
+FALSE_AS_A_WORD = [
+    ("false", "false"),
+    ("false", r"\text{False}"),
+    ("false", "The statement is false."),
+    ("false", r"\text{False, since }2+2=4"),
+    ("false", r"\text{False: }x=3\text{ does not solve it}"),
+    ("3", r"\text{3 statements are false}"),
+    ("3", r"\text{The number of false statements is }3"),
+    ("0.05", r"\text{The false positive rate is }0.05"),
+]
 
 
 def judged(gold: str, answer: str) -> bool:
@@ -154,3 +175,13 @@ def test_a_logarithm_to_the_base_e_is_the_natural_one(gold: str, answer: str) ->
 @pytest.mark.parametrize("answer", [r"\log_2 e", r"\log_{10} 2", r"\log_e 3"])
 def test_another_logarithm_is_not_the_natural_one(answer: str) -> None:
     assert not judged(r"\ln 2", answer)
+
+
+@pytest.mark.parametrize(("gold", "answer"), CALLED_FALSE)
+def test_a_value_that_is_called_false_is_not_stated(gold: str, answer: str) -> None:
+    assert not judged(gold, answer)
+
+
+@pytest.mark.parametrize(("gold", "answer"), FALSE_AS_A_WORD)
+def test_false_is_an_answer_and_may_be_counted(gold: str, answer: str) -> None:
+    assert judged(gold, answer)
