@@ -31,9 +31,10 @@ class Jackpot:
 
     A token is kept with probability min(1, p / (scale * q)), so kept tokens are distributed as min(q, p / scale) / Z
     with Z = sum_v min(q_v, p_v / scale). Their weight is min(Z * max(scale, p_now / q), weight_max) * min(p / p_now,
-    drift_max). The first factor leads from that distribution to the policy being updated, the second from there to the
-    dense policy, where the PPO ratio starts. Kept tokens and Z stay the same for all updates of a step; p_now changes
-    with each of them.
+    drift_max). At the first update of a step p_now = p, and untruncated weights lead from that distribution to p. Kept
+    tokens and Z stay the same for all updates of a step; p_now changes with each of them. The first factor is meant to
+    lead to the policy being updated and the second from there to the dense policy, where the PPO ratio starts. They do
+    so only for tokens with p and p_now of at least scale * q, so later updates are biased at any scale that rejects.
 
     Z comes from top-k lists and is too small by what they leave out. So it is multiplied by (kept share) / (mean Z)
     over the response tokens of one call. The call must see the whole step, as it does in the trainer.

@@ -1,4 +1,5 @@
-"""Checks the arguments of `generate` before anything runs, so that a mistake is the same error in every engine."""
+"""Checks the arguments of `generate` and of scores before anything runs, so that a mistake is the same error in every
+engine."""
 
 from __future__ import annotations
 
@@ -26,28 +27,34 @@ MOST_REQUESTS = 1 << 22
 
 def check_counts(n: int, max_new_tokens: int, temperature: float, top_k: int = 0, top_p: float = 1.0) -> None:
     """Raise UserError for numbers that are out of range, and for what is no number."""
-    for name, value in (("n", n), ("max_new_tokens", max_new_tokens), ("top_k", top_k)):
+    for name, value in (("n", n), ("max_new_tokens", max_new_tokens)):
         if not is_whole(value):
             raise UserError(f"{name} must be a whole number, got {value!r}")
+    check_distribution(temperature, top_k, top_p)
+    if n > MOST_SAMPLES:
+        raise UserError(f"at most {MOST_SAMPLES:,} responses per prompt are possible, got {n:,}")
+    if max_new_tokens > MOST_TOKENS:
+        raise UserError(f"max_new_tokens must be at most {MOST_TOKENS:,}, got {max_new_tokens:,}")
+    if n < 1 or max_new_tokens < 1:
+        raise UserError(f"n and max_new_tokens must be at least 1; got n={n}, max_new_tokens={max_new_tokens}")
+
+
+def check_distribution(temperature: float, top_k: int = 0, top_p: float = 1.0) -> None:
+    """Raise UserError for what no distribution can be, and for a list of most likely tokens that cannot be made."""
+    if not is_whole(top_k):
+        raise UserError(f"top_k must be a whole number, got {top_k!r}")
+    if top_k < 0:
+        raise UserError(f"top_k must not be negative, got {top_k}", "0 lists no tokens")
     for name, real in (("temperature", temperature), ("top_p", top_p)):
         if not _is_number(real):
             raise UserError(f"{name} must be a number, got {real!r}")
     if not 0 < top_p <= 1:
         raise UserError(f"top_p must be above 0 and at most 1, got {top_p}", "1 draws from the whole distribution")
+    check_temperature(temperature)
     if top_p < 1 and temperature == 0:
         raise UserError(
             f"top_p = {top_p} does nothing at temperature 0, which takes the most likely token", "leave top_p out"
         )
-    if n > MOST_SAMPLES:
-        raise UserError(f"at most {MOST_SAMPLES:,} responses per prompt are possible, got {n:,}")
-    if max_new_tokens > MOST_TOKENS:
-        raise UserError(f"max_new_tokens must be at most {MOST_TOKENS:,}, got {max_new_tokens:,}")
-    if n < 1 or max_new_tokens < 1 or top_k < 0:
-        raise UserError(
-            f"n and max_new_tokens must be at least 1, and top_k not negative; got n={n}, "
-            f"max_new_tokens={max_new_tokens}, top_k={top_k}"
-        )
-    check_temperature(temperature)
 
 
 def check_temperature(temperature: float) -> None:

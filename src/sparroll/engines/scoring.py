@@ -17,6 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from sparroll.attention.masked.api import implementation
 from sparroll.engines.base import Engine
+from sparroll.engines.generate_arguments import check_distribution
 from sparroll.engines.hf.attention import ReplayStep, routed, run_step
 from sparroll.engines.load_model import load_model
 from sparroll.engines.sampling import check_finite, log_probs
@@ -107,7 +108,8 @@ class Scorer:
     ) -> list[Tensor]:
         """Acceptance [T] per rollout from whole distributions: this model's dense one, and the one that the engine drew
         from, which it returns with `generate(top_k=engine.vocabulary)`."""
-        _check_whole(rollouts, int(self.model.get_output_embeddings().weight.shape[0]))
+        check_distribution(temperature)
+        _check_whole(rollouts, self._vocabulary)
         results: dict[int, Tensor] = {}
         for members, batch in self._batches(rollouts):
             dense_NE = self._hidden(batch, None)[_scored(batch)]
@@ -135,6 +137,7 @@ class Scorer:
     ) -> list[Tensor]:
         """Acceptance [T] per rollout from the whole distributions of this model, dense and under the schedule. It says
         nothing about the engine that sampled the rollouts."""
+        check_distribution(temperature)
         schedule.check_layers(self.model.config.num_hidden_layers)
         results: dict[int, Tensor] = {}
         for members, batch in self._batches(rollouts):
@@ -162,8 +165,9 @@ class Scorer:
         at_ids: list[Tensor] | None,
         on_progress: OnProgress | None,
     ) -> list[TokenScores]:
+        check_distribution(temperature, top_k, top_p)
         results: dict[int, TokenScores] = {}
-        asked = _checked_ids(rollouts, at_ids)
+        asked = _checked_ids(rollouts, at_ids, self._vocabulary)
         for members, batch in self._batches(rollouts):
             hidden_NE, tokens_N = self._hidden(batch, schedule)[_scored(batch)], _response_ids(batch)
             asked_NK = torch.cat([asked[number] for number in members]).to(tokens_N.device)
@@ -187,6 +191,10 @@ class Scorer:
             if on_progress:
                 on_progress(len(results), len(rollouts))
         return [results[number] for number in range(len(rollouts))]
+
+    @property
+    def _vocabulary(self) -> int:
+        return int(self.model.get_output_embeddings().weight.shape[0])
 
     def _hidden(self, batch: TokenBatch, schedule: Schedule | None) -> Tensor:
         training = self.model.training
@@ -314,18 +322,29 @@ def length_buckets(lengths: list[int], batch_tokens: int) -> list[list[int]]:
     return groups
 
 
-def _checked_ids(rollouts: list[Rollout], at_ids: list[Tensor] | None) -> list[Tensor]:
-    """[T, K] ids of each rollout, K = 0 where none are asked for. Raises UserError on shapes that do not fit."""
+def _checked_ids(rollouts: list[Rollout], at_ids: list[Tensor] | None, vocabulary: int) -> list[Tensor]:
+    """[T, K] ids of each rollout, K = 0 where none are asked for. Raises UserError on shapes that do not fit, and on what
+    is no id of the vocabulary."""
     if at_ids is None:
         return [torch.zeros(len(rollout.response_ids), 0, dtype=torch.int64) for rollout in rollouts]
+    hint = "pass the lists that the engine returned: [rollout.top_k.ids for rollout in rollouts]"
     shapes = [list(ids.shape) for ids in at_ids]
     width = at_ids[0].shape[-1] if at_ids and at_ids[0].dim() else 0
     if shapes != [[len(rollout.response_ids), width] for rollout in rollouts]:
         raise UserError(
             f"at_ids must hold [T, K] ids for each rollout, with one K, got the shapes {shapes}",
-            "pass the lists that the engine returned: [rollout.top_k.ids for rollout in rollouts]",
+            hint,
         )
-    return at_ids
+    for number, ids in enumerate(at_ids):
+        if ids.dtype.is_floating_point or ids.dtype == torch.bool:
+            raise UserError(f"at_ids must hold whole numbers, got {ids.dtype} for rollout {number}", hint)
+        if bool(((ids < 0) | (ids >= vocabulary)).any()):
+            least, most = int(ids.min()), int(ids.max())
+            raise UserError(
+                f"at_ids of rollout {number} has token ids outside 0..{vocabulary - 1}: they are {least} to {most}",
+                hint,
+            )
+    return [ids.long() for ids in at_ids]
 
 
 def _check_whole(rollouts: list[Rollout], vocabulary: int) -> None:

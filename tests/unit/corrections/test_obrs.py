@@ -18,6 +18,8 @@ Distribution = list[float]
 # In eighths, and ratios that 16 draws a token resolve at scales of 1/2, 1 and 2.
 DENSE: Distribution = [2 / 8, 2 / 8, 3 / 8, 1 / 8, 0.0]
 SPARSE: Distribution = [4 / 8, 2 / 8, 0.75 / 8, 0.25 / 8, 1 / 8]
+MOVED: Distribution = [1 / 8, 3.5 / 8, 2 / 8, 0.5 / 8, 1 / 8]
+"""The policy being updated after an update."""
 DRAWS = 16
 
 
@@ -37,7 +39,9 @@ def after(p: Distribution, q: Distribution, scale: float) -> Distribution:
     return [mass / sum(kept) for mass in kept]
 
 
-def everything(scale: float, **settings: float) -> tuple[list[int], CorrectionResult, Tensor]:
+def everything(
+    scale: float, now: Distribution = DENSE, **settings: float
+) -> tuple[list[int], CorrectionResult, Tensor]:
     """-> (token of each row, the correction of them all, what is kept)"""
     tokens = [v for v, q in enumerate(SPARSE) for _ in range(int(q * 32) * DRAWS)]
     spread = [(i % DRAWS + 0.5) / DRAWS for i in range(len(tokens))]
@@ -52,6 +56,7 @@ def everything(scale: float, **settings: float) -> tuple[list[int], CorrectionRe
         mask=mask,
         uniforms=torch.tensor(spread, dtype=torch.float64)[:, None],
         top_k=lists,
+        now_logp=torch.tensor(now, dtype=torch.float64).log()[tokens][:, None],
     )
     return tokens, result, result.kept(mask)[:, 0]
 
@@ -111,6 +116,25 @@ def test_untruncated_weights_bring_kept_tokens_to_the_dense_distribution(scale: 
     # Over all tokens, dropped ones as 0, what is missing is the kept share.
     share = float(kept.double().mean())
     assert float((result.weights[:, 0] * of_token).mean()) == pytest.approx(share * under_dense, abs=1e-14)
+
+
+@pytest.mark.parametrize("scale", [0.25, 0.5, 1.0, 2.0])
+def test_at_a_later_update_weights_are_exact_only_where_nothing_is_rejected(scale: float) -> None:
+    """A token counts as often as it should where p and p_now are both at least scale * q, and otherwise by a factor."""
+    tokens, result, kept = everything(scale, MOVED, weight_max=1e9, drift_max=1e9)
+    of_token = [3.0, -1.0, 0.25, 7.0, 11.0]
+    weighted = float((result.weights[:, 0] * torch.tensor(of_token, dtype=torch.float64)[tokens])[kept].mean())
+    under_dense = sum(p * f for p, f in zip(DENSE, of_token, strict=True))
+    expected = 0.0
+    for p, q, now, f in zip(DENSE, SPARSE, MOVED, of_token, strict=True):
+        low, low_now = p < scale * q, now < scale * q
+        factor = p / now if low and low_now else p / (scale * q) if low else scale * q / now if low_now else 1.0
+        expected += p * factor * f
+    assert weighted == pytest.approx(expected, abs=1e-14)
+    if scale == 0.25:
+        assert weighted == pytest.approx(under_dense, abs=1e-14)
+    else:
+        assert abs(weighted / under_dense - 1) > 0.1
 
 
 def test_without_the_mass_the_weight_has_the_expectation_of_the_ratio_for_each_token() -> None:

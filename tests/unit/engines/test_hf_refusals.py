@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -131,3 +133,41 @@ def test_the_model_is_left_as_it_was() -> None:
 def test_scoring_nothing_is_an_error() -> None:
     with pytest.raises(UserError, match="no rollouts"):
         Scorer(build()).dense([])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"temperature": -1.0}, "the temperature must be 0 or from 0.001 up, and finite, got -1.0"),
+        ({"temperature": math.nan}, "the temperature must be 0 or from 0.001 up, and finite, got nan"),
+        ({"temperature": "1"}, "temperature must be a number, got '1'"),
+        ({"top_p": 0.0}, "top_p must be above 0 and at most 1, got 0.0"),
+        ({"top_p": 1.5}, "top_p must be above 0 and at most 1, got 1.5"),
+        ({"top_p": math.nan}, "top_p must be above 0 and at most 1, got nan"),
+        ({"top_k": -1}, "top_k must not be negative, got -1"),
+        ({"top_k": 2.5}, "top_k must be a whole number, got 2.5"),
+        ({"at_ids": [torch.tensor([[0, -1], [1, 2]])]}, r"rollout 0 has token ids outside 0\.\.49: they are -1 to 2"),
+        ({"at_ids": [torch.tensor([[0, 1], [1, 50]])]}, r"rollout 0 has token ids outside 0\.\.49: they are 0 to 50"),
+        ({"at_ids": [torch.full((2, 2), math.nan)]}, "at_ids must hold whole numbers, got torch.float32"),
+    ],
+)
+def test_scores_of_what_no_policy_can_be_are_refused(settings: dict, message: str) -> None:
+    rollouts = HFEngine(build()).generate([[1, 2]], max_new_tokens=2, seed=1)
+    scorer = Scorer(build())
+    with pytest.raises(UserError, match=message):
+        scorer.dense(rollouts, **settings)
+    if "temperature" in settings:
+        with pytest.raises(UserError, match=message):
+            scorer.exact_replay(rollouts, Schedule.fixed(64, dense_layers=(0,)), **settings)
+        with pytest.raises(UserError, match=message):
+            scorer.exact_acceptance(rollouts, **settings)
+    elif "top_p" not in settings:
+        with pytest.raises(UserError, match=message):
+            scorer.sparse(rollouts, Schedule.fixed(64, dense_layers=(0,)), **settings)
+
+
+def test_scores_at_ids_of_32_bits_are_those_at_64() -> None:
+    rollouts = HFEngine(build()).generate([[1, 2]], max_new_tokens=2, seed=1)
+    ids = torch.tensor([[0, 49], [7, 3]])[: len(rollouts[0].response_ids)]
+    short, long = (Scorer(build()).dense(rollouts, at_ids=[each])[0].logp_at_ids for each in (ids.int(), ids))
+    assert short is not None and long is not None and torch.equal(short, long)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -52,7 +53,7 @@ def test_an_interval_is_that_of_the_mean_for_many_problems() -> None:
     assert found == mean_share(np.array([1.0, 0.0] * 500))
 
 
-def test_where_all_problems_are_equal_the_interval_is_clopper_and_pearsons() -> None:
+def test_where_all_problems_are_right_or_wrong_the_interval_is_clopper_and_pearsons() -> None:
     for count in (1, 5, 30):
         exact = stats.binomtest(count, count).proportion_ci(0.95)
         found = mean_share(np.ones(count))
@@ -66,6 +67,16 @@ def test_equal_differences_leave_room_for_what_was_not_seen() -> None:
     found = mean_difference(np.zeros(30))
     assert found.value == 0
     assert found.high == -found.low == pytest.approx(1 - 0.025 ** (1 / 30))
+
+
+def test_equal_values_between_leave_room_on_both_sides_as_the_docs_state() -> None:
+    seen = 0.025 ** (1 / 30)
+    share, difference = mean_share(np.full(30, 0.25)), mean_difference(np.full(30, -0.25))
+    assert (share.low, share.high) == pytest.approx((seen * 0.25, seen * 0.25 + 1 - seen))
+    assert (difference.low, difference.high) == pytest.approx((-seen * 0.25 - (1 - seen), -seen * 0.25 + 1 - seen))
+    text = " ".join((Path(__file__).parents[3] / "docs" / "evaluate.md").read_text(encoding="utf-8").split())
+    assert "s = 0.025^(1/P)" in text and "For shares of 0 and 1 this is the interval of Clopper and Pearson" in text
+    assert "of a share is from s v to s v + 1 - s, and that of a difference from s v - (1 - s) to s v + 1 - s" in text
 
 
 @pytest.mark.parametrize("values", [[], [np.nan, 1.0], [1.5], [-0.1]])

@@ -78,6 +78,15 @@ STDIN_ENDS = [
     ("import atexit, os\natexit.register(lambda: os.write(1, str(sum(map(int, input().split()))).encode()))", "passed"),
     ("x = Counter(); d = deque(); print(reduce(add, map(int, input().split())))", "passed"),
     ("def f(n): return 0 if n == 0 else f(n - 1)\nf(20000)\nprint(sum(map(int, input().split())))", "passed"),
+    ("import sys\nsys.__stdout__.write(str(sum(map(int, sys.__stdin__.read().split()))))", "passed"),
+    (
+        "import io, sys\nsys.stdout = io.StringIO()\nprint(sum(map(int, input().split())))\n"
+        "sys.__stdout__.write(sys.stdout.getvalue())",
+        "passed",
+    ),
+    ("import sys\nprint(sum(map(int, input().split())))\nsys.stdout.close()", "passed"),
+    ("import sys\nprint(sum(map(int, input().split())), flush=True)\nsys.stdout = None", "passed"),
+    ("import sys\nprint(3)\nsys.__stdout__.close()", "wrong answer"),
     ("print(3)", "wrong answer"),
     ("1 / 0", "crash"),
     ("print(", "crash"),
@@ -186,6 +195,46 @@ def test_code_is_taken_from_the_last_fenced_block() -> None:
     assert last_code("```python\ncut off") == "cut off"
     assert last_code("no code") is None
     assert last_code("```python\n```") == ""
+
+
+LOOP = "for n in range(2):\n    print(n)\n"
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        f"```python\n{LOOP}```",
+        f"Solution: ```python\n{LOOP}```\nDone.",
+        f"1. ```\n{LOOP}```\nDone.",
+        f"**Solution** ```python3 \n{LOOP}```",
+        f"```python\n{LOOP}```.",
+        f"```python\n{LOOP}```<|im_end|>",
+        f"```python\n{LOOP}``` This prints 0 and 1.",
+        f"```python\n{LOOP}```Done.",
+        f"~~~python\n{LOOP}~~~.",
+        f"```python\n{LOOP}```\nIt writes ``` a fence, and ```text``` too.",
+        f"Put it between ``` and\n```python\n{LOOP}```",
+        f"I will use ```\n```python\n{LOOP}```",
+        f"```text\n0\n```.\n```python\n{LOOP}```",
+        f"```python\n{LOOP}```\nOutput: ```\n0\n1\n```",
+        "1. The code:\n   ```python\n   for n in range(2):\n       print(n)\n   ```\n2. Done.",
+        "- ```python\n  for n in range(2):\n      print(n)\n  ```",
+        "\t```python\n\tfor n in range(2):\n\t    print(n)\n\t```",
+        f"```python\n{LOOP}```\n".replace("\n", "\r\n"),
+    ],
+)
+def test_code_is_the_same_however_its_fences_stand(response: str) -> None:
+    assert last_code(response) == LOOP
+
+
+def test_code_within_its_margin_keeps_every_space() -> None:
+    text = 's = """\n  \n ```python\n"""\n    \n'
+    assert last_code(f"```\n{text}```") == text
+
+
+def test_an_indented_program_after_windows_line_ends_passes(reward: CodeReward) -> None:
+    response = "Solution: ```python\r\n  a, b = input().split()\r\n  print(int(a) + int(b))\r\n  ```.\r\n"
+    assert reward.grade(SUM, response).passed
 
 
 def test_a_response_without_code_is_wrong(reward: CodeReward) -> None:

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import re
+import textwrap
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
@@ -163,14 +164,25 @@ class CodeReward:
         return CodeVerdict("sandbox error", problem[:500])
 
 
-_FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[^\n`]*\n(.*?)(?:^[ \t]*\1[`~]*[ \t]*$|\Z)", re.M | re.S)
+_FENCE = re.compile(
+    # Behind text on its line, a fence opens a block only if it names a language.
+    r"^(?:[ \t]*(?:(?:[-*+]|\d+[.)])[ \t]+)?|[^\n`]*(?=`{3,}[A-Za-z]\S*[ \t]*$))"
+    r"(`{3,}|~{3,})[^\n`]*\n"
+    r"(.*?)"
+    # One word behind a fence is the language of another block; anything else stands behind the end of this one.
+    r"(?:^[ \t]*\1[`~]*(?![ \t]*[A-Za-z][\w+#-]*[ \t]*$)[^\n`]*$|\Z)",
+    re.M | re.S,
+)
 
 
 def last_code(response: str) -> str | None:
-    """The last fenced block of a response, even if the response ends within it; None if there is no block."""
+    """The last fenced block of a response, even if the response ends within it; None if there is no block. Code that is
+    indented as a whole, as in a list, moves to the left margin."""
     found = None
-    for block in _FENCE.finditer(response):
+    for block in _FENCE.finditer(response.replace("\r\n", "\n")):
         found = block.group(2)
+    if found is not None and found.lstrip("\n")[:1] in (" ", "\t"):
+        return textwrap.dedent(found)
     return found
 
 

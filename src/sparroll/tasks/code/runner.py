@@ -209,6 +209,7 @@ def child(code: Any, found: dict, source: int, sink: int, errors: int, limits: d
         sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)
         sys.stdout = open(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False)
         sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
+        sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr  # type: ignore[misc]
         found.update(stdin=sys.stdin, stdout=sys.stdout, stderr=sys.stderr)
         set_limits(limits, limits["cpu_seconds"])
         try:
@@ -221,7 +222,10 @@ def child(code: Any, found: dict, source: int, sink: int, errors: int, limits: d
         import atexit
 
         atexit._run_exitfuncs()
-        sys.stdout.flush()
+        for stream in (sys.stdout, sys.__stdout__):
+            # A closed stream has written all that it had.
+            if stream is not None and not getattr(stream, "closed", False):
+                stream.flush()
         exit_code = 0
     except MemoryError:
         exit_code = MEMORY_EXIT

@@ -81,7 +81,7 @@ class BoxedAnswer:
         for gold, verdict in zip(
             golds, self._judge.grade_all(list(zip(golds, response_texts, strict=True))), strict=True
         ):
-            answer = gold if verdict.status == "right" else verdict.answer and "".join(verdict.answer.split())
+            answer = gold if verdict.status == "right" else verdict.answer and " ".join(verdict.answer.split())
             reward = None if verdict.status == "unparsable_gold" else verdict.reward
             found.append(Verdict(reward, verdict.status, answer))
         return found

@@ -81,6 +81,17 @@ def test_wrong_answers_vote_by_meaning_like_right_ones(tmp_path: Path) -> None:
     assert answers[7] == answers[9] == "8" and answers[8] is None and answers[11] == "9"
 
 
+def test_a_wrong_answer_does_not_vote_as_the_gold_one_that_it_is_without_spaces(tmp_path: Path) -> None:
+    """Three wrong votes for 1 2, two right ones for 12; and two spellings of one wrong product."""
+    pytest.importorskip("math_verify")
+    made, (twelve,) = task(tmp_path, [{"prompt": "five and seven?", "answer": "12"}])
+    said = [r"\boxed{1 2}"] * 3 + [r"\boxed{12}"] * 2 + [r"\boxed{2\pi r}", r"\boxed{2\pi  r}", r"\boxed{2 r \pi}"]
+    verdicts = pooled(made, [twelve] * 8, judge(made, [twelve] * 8, said))
+    answers, rewards = [verdict.answer for verdict in verdicts], [verdict.reward for verdict in verdicts]
+    assert answers[:5] == ["1 2"] * 3 + ["12"] * 2 and answers[5:] == [r"2\pi r"] * 3
+    assert majority(answers[:5], rewards[:5]) == Vote(0.0, False)
+
+
 def test_a_judge_of_the_users_own_needs_no_sandbox_and_no_readable_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -273,15 +273,23 @@ def _same_large(gold: Expr, answer: Expr) -> bool:
 
 
 def unsolved(sides: tuple[str, str]) -> bool:
-    """Whether an equation is one that still has to be solved for its only variable, such as `2x = 7`."""
+    r"""Whether an equation is one that still has to be solved for its only variable, such as `2x = 7` and
+    `x^2 - 5x + 6 = 0`. `x^2 = 4` and `\sin x = 1` say what a power and a function are."""
     try:
         left, right = parse(sides[0]), parse(sides[1])
     except Unreadable:
         return False
-    if not isinstance(left, Expr) or len(left.free_symbols) != 1 or not isinstance(right, Expr) or too_large(left):
+    if not isinstance(left, Expr) or not isinstance(right, Expr):
+        return False
+    if not left.free_symbols:
+        left, right = right, left
+    if len(left.free_symbols) != 1 or too_large(left):
         return False
     (variable,) = left.free_symbols
-    return left != variable and bool(left.is_polynomial(variable)) and sympy.degree(left, variable) == 1
+    if not left.is_polynomial(variable):
+        return bool(right == 0 and left.is_Add)
+    polynomial = sympy.Poly(left, variable)
+    return left != variable and (polynomial.degree() == 1 or len(polynomial.terms()) > 1)
 
 
 def _value(expr: Expr, precision: int) -> Expr | None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from sparroll.tasks.math.grading import quantities, real_sets, relations, sentences, shapes, units, words
+from sparroll.tasks.math.grading import hedges, quantities, real_sets, relations, sentences, shapes, units, words
 from sparroll.tasks.math.grading.algebra import Unreadable, parse
 from sparroll.tasks.math.grading.numbers import continued, digits, with_decimal_comma
 from sparroll.tasks.math.grading.splitting import split, whole_group
@@ -89,7 +89,7 @@ def _by_clock(gold: str, answer: str) -> bool | None:
         found = words.as_time(answer) or words.as_time(re.sub(r'^"?\s*(?:at|it is)\s', "", answer))
         if found is not None:
             return words.same_time(wanted, found)
-        if wanted[1]:
+        if wanted[1] in ("am", "pm"):
             return False
     date = words.as_date(gold)
     if date is not None and (found_date := words.as_date(answer)) is not None:
@@ -104,11 +104,15 @@ def _by_words(gold: str, answer: str) -> bool | None:
     if found is None and (letters := words.letters_only(answer)) is not None:
         found = letters.casefold()
     if found is not None:
-        return words.words_match(wanted, found)
+        return _states(wanted, found)
     if wanted in words.EMPTY or wanted in words.REALS or wanted in ("infinity", "infinite"):
         return None
     prose = words.plain_words(re.sub(r"[^A-Za-z0-9 .,;:'!?()/-]", " ", answer.replace('"', " ")))
-    return prose is not None and '"' in answer and words.words_match(wanted, prose)
+    return prose is not None and '"' in answer and _states(wanted, prose)
+
+
+def _states(gold_words: str, answer_words: str) -> bool:
+    return words.words_match(gold_words, answer_words) and not hedges.hedges(gold_words, answer_words)
 
 
 def _by_letters(gold: str, answer: str) -> bool | None:

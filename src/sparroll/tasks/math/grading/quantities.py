@@ -71,6 +71,9 @@ def same_value(gold: str, answer: str) -> bool:
     answer_terms = units.quantity(answer, glued_letters=numeric)
     if gold_terms is None and answer_terms is None:
         return algebra.equal(gold, answer)
+    # Where the gold 3m/s has variables, those of 3 m/s may be the same ones.
+    if not numeric and algebra.equal(gold, answer):
+        return True
     gold_terms = gold_terms or [Term(gold, ())]
     answer_terms = answer_terms or [Term(answer, ())]
     if not _nouns_agree(gold_terms, answer_terms):

@@ -23,6 +23,14 @@ _REFUSED = re.compile(
     r"|n't\b",
     re.IGNORECASE,
 )
+_CALLED_FALSE = re.compile(
+    r"=[^,;]*\b(?:is|are)\s+(?:false|untrue)\b"
+    r"|\d[\s\"$})]*(?:\bis\s+|\(\s*\"?\s*)(?:false|untrue)\b"
+    r"|\b(?:false|untrue)\b[\s\":,;.=]*(?=[\d\\$(-]|[A-Za-z]\s*=)",
+    re.IGNORECASE,
+)
+"""An equation or a number beside the word: `x = 0 is false`, `3 (false)`, `false: 3`. In `3 statements are false` the
+number counts."""
 _RELATED = re.compile(
     r"\b(?:divisible|divided|multiplied|increased|decreased|divides|(?:multiples?|factors?|divisors?|powers?|half|twice"
     r"|double|square|root|remainder|digits?)\s+of|(?:ends|starts|begins)\s+(?:in|with))(?:\s+by)?\s*\"?\s*$",
@@ -71,7 +79,7 @@ def _only_named(text: str) -> bool:
 
 def refuses(text: str) -> bool:
     """Whether a sentence denies its value or only bounds it."""
-    return _REFUSED.search(text) is not None
+    return _REFUSED.search(text) is not None or _CALLED_FALSE.search(text) is not None
 
 
 def denies(text: str) -> bool:

@@ -382,7 +382,7 @@ def _same_single(gold: str, answer: str) -> bool:
         return False
     if one.name and other.sides and not other.name and variables(other.sides[0]):
         return _equations(one.sides, other.sides) if one.sides else False
-    if other.sides and not other.name and algebra.unsolved(other.sides):
+    if other.sides and algebra.unsolved(other.sides):
         return False
     wanted, given = one.values[-1], other.values[-1]
     if one.approximate:

@@ -107,6 +107,7 @@ _FUNCTION_WORD = re.compile(
     r"(arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|log|ln|exp|gcd|lcm)"
     r"(?=\s*[\d(\\^_{ a-zA-Z])(?![a-zA-Z]{2})"
 )
+_NATURAL_LOGARITHM = re.compile(r"\\log\s*_\s*(?:e|\{\s*e\s*\})")
 _BASIS_VECTOR = re.compile(
     r"\\(?:mathbf|boldsymbol|bm|hat|widehat|vec|mathbf\s*\{\s*\\hat|hat\s*\{\s*\\mathbf|hat\s*\{\s*\\boldsymbol)"
     r"\s*\{\s*\\?([ijk])(?:math)?\s*\}(?:(?<=\}\})|\})?(?!\s*=)"
@@ -321,7 +322,7 @@ def _unit_like(word: str, before: str, behind: str) -> bool:
 
 
 def _powers(text: str) -> str:
-    """Functions, roots, pi and infinity that are written as words become commands."""
+    r"""Functions, roots, pi and infinity that are written as words become commands; `\log_e` becomes `\ln`."""
     text = re.sub(r"(?<![\\A-Za-z])(?:pi|PI|Pi)(?![A-Za-z])", r"\\pi ", text)
     text = re.sub(r'"\s*\\pi\s*"', r" \\pi ", text)
     text = re.sub(rf"(?<![\\A-Za-z\"])({_GREEK})(?![A-Za-z\"])", r"\\\1 ", text)
@@ -340,7 +341,7 @@ def _powers(text: str) -> str:
             break
         text = text[: root.start()] + r"\sqrt{" + text[root.end() : end] + "}" + text[end + 1 :]
         place = root.start() + 6
-    return _FUNCTION_WORD.sub(r"\\\1 ", text)
+    return _NATURAL_LOGARITHM.sub(r"\\ln ", _FUNCTION_WORD.sub(r"\\\1 ", text))
 
 
 def _parenthesis(text: str, opening: int) -> int | None:

@@ -163,8 +163,10 @@ class _UnitReader:
             return [], place
         if first and sign in ("'", "''"):
             return UNITS[sign], place + 1
+        # Only behind a number is a glued letter a variable: the s of m/s is a unit as the m is.
+        glued = first and not piece.after_space
         units = UNITS.get(sign, []) if not piece.is_word else _lookup(
-            sign, piece.upright, not self.glued_letters and (not piece.after_space or sign in _AS_VARIABLES)
+            sign, piece.upright, not self.glued_letters and (glued or sign in _AS_VARIABLES)
         )  # fmt: skip
         return self._raised(units, place + 1) if units else ([], place)
 

@@ -17,7 +17,7 @@ _CHOICE = re.compile(
 _NEGATIONS = frozenset(
     {"not", "never", "neither", "nor", "cannot", "isn't", "doesn't", "aren't", "don't", "without", "non"}
 )
-_SAME = [
+SAME = [
     frozenset(phrases.split("|"))
     for phrases in (
         "no solution|no solutions|no real solution|no real solutions|empty set|none|no roots|no real roots"
@@ -37,7 +37,7 @@ _SAME = [
 _CLASSES = frozenset(
     {"quadrant", "type", "case", "figure", "graph", "option", "statement", "team", "box", "player", "group", "plan"}
 )
-EMPTY, REALS = _SAME[0], _SAME[2]
+EMPTY, REALS = SAME[0], SAME[2]
 
 _MONTHS = words_in("january february march april may june july august september october november december")
 _DATE_WORDS = re.compile(r"[A-Za-z]+|\d+")
@@ -79,10 +79,10 @@ def plain_words(text: str) -> str | None:
 
 def words_match(gold: str, answer: str) -> bool:
     """Whether words say the gold words: the same ones, or a sentence that states them without denying them."""
-    one, other = _core(gold), _core(answer)
+    one, other = core(gold), core(answer)
     if one == other or one.replace("-", " ") == other.replace("-", " "):
         return True
-    for same in _SAME:
+    for same in SAME:
         if (gold in same or one in same) and (
             answer in same or other in same or any(f" {w} " in f" {other} " for w in same if len(w) > 5)
         ):
@@ -101,7 +101,7 @@ def words_match(gold: str, answer: str) -> bool:
         return False
     if ("or" in answer_words and "or" not in gold_words) or ("and" in answer_words and "and" not in gold_words):
         return False
-    if _inside(gold_words, answer_words):
+    if inside(gold_words, answer_words):
         return True
     # A kind of thing may be left out: "scalene" for "scalene triangle".
     if len(gold_words) == 2 and gold_words[0] in _CLASSES and answer_words == gold_words[1:]:
@@ -119,13 +119,15 @@ def _parts(words: str) -> frozenset[str]:
     return frozenset(part for part in re.split(r"\s*,\s*(?:and\s+)?|\s+and\s+", words) if part)
 
 
-def _core(words: str) -> str:
+def core(words: str) -> str:
+    """Words without articles and punctuation around them."""
     words = re.sub(r"\bdoesn't\b", "does not", words.strip(" .,;:!?()"))
     kept = [word for word in words.split() if word not in ("the", "a", "an", "due")]
     return " ".join(kept) if kept else words
 
 
-def _inside(needle: list[str], hay: list[str]) -> bool:
+def inside(needle: list[str], hay: list[str]) -> bool:
+    """Whether words stand in a row among others."""
     return any(hay[place : place + len(needle)] == needle for place in range(len(hay) - len(needle) + 1))
 
 
@@ -201,7 +203,8 @@ def separated(text: str) -> bool:
 
 
 def as_time(text: str) -> tuple[int, str] | None:
-    """A time of day: minutes of a clock's twelve or 24 hours, and "am", "pm", or "" if that is not said."""
+    """A time of day: minutes of a clock's twelve or 24 hours, and its half: "am", "pm", "24" where only a clock of 24
+    hours shows such an hour, or "" if nothing is said."""
     bare = re.sub(r"[\"\s]+", " ", text).strip().casefold().replace("o'clock", "").strip()
     if bare in ("noon", "12 noon", "12:00 noon"):
         return 720, "pm"
@@ -221,16 +224,15 @@ def as_time(text: str) -> tuple[int, str] | None:
         return None
     if half:
         hour = hour % 12 + (12 if half == "pm" else 0)
-    elif hour > 12:
-        half = "pm"
+    elif not 1 <= hour <= 12:
+        hour, half = hour % 24, "24"
     return hour * 60 + minute, half
 
 
 def same_time(one: tuple[int, str], other: tuple[int, str]) -> bool:
-    """Whether two times of day agree. Where one does not say am or pm, the other may."""
-    if one[1] and other[1]:
-        return one[0] == other[0]
-    return one[0] % 720 == other[0] % 720
+    """Whether two times of day agree. Where one says am or pm and the other says nothing, either half is meant."""
+    one_said = {one[1], other[1]} in ({"", "am"}, {"", "pm"})
+    return one[0] % 720 == other[0] % 720 if one_said else one[0] == other[0]
 
 
 def as_date(text: str) -> tuple[int, int, int | None] | None:
