@@ -62,6 +62,8 @@ def start(folder: Path, *words: str, **environment: str) -> subprocess.Popen[str
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        # Where a shell started the tests in the background, they ignore Ctrl-C, and bash cannot trap what it ignores.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
