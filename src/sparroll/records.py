@@ -71,8 +71,10 @@ def write_unless_same(
         old = read(path, kind)
     except UserError:
         old = {}
-    if old and all(_without(old, aside).get(key) == _without(new, aside)[key] for key in ("config", "seed", "results")):
-        return False
+    if isinstance(old.get("results"), dict):
+        before, now = _without(old, aside), _without(new, aside)
+        if all(before.get(key) == now[key] for key in ("config", "seed", "results")):
+            return False
     files.write_json(path, new)
     return True
 
@@ -93,8 +95,8 @@ def read(path: Path | str, kind: str | None = None) -> dict[str, Any]:
         raise UserError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(record, dict) or record.get("format") != FORMAT or "results" not in record:
         raise UserError(f"{path} is not a sparroll record")
-    if kind is not None and record["kind"] != kind:
-        raise UserError(f"{path} holds a record of kind {record['kind']!r}, not {kind!r}")
+    if kind is not None and record.get("kind") != kind:
+        raise UserError(f"{path} holds a record of kind {record.get('kind')!r}, not {kind!r}")
     return record
 
 

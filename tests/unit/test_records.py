@@ -52,6 +52,9 @@ def test_reading_anything_else_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text("[1, 2]")
     with pytest.raises(UserError, match="not a sparroll record"):
         records.read(tmp_path / "other.json")
+    (tmp_path / "foreign.json").write_text('{"format": 1, "results": {}}')
+    with pytest.raises(UserError, match="of kind None, not 'plan'"):
+        records.read(tmp_path / "foreign.json", "plan")
     path = records.write(tmp_path / "r.json", "profile", {})
     with pytest.raises(UserError, match="of kind 'profile', not 'plan'"):
         records.read(path, "plan")

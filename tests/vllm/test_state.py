@@ -223,14 +223,15 @@ def test_a_step_of_one_token_a_row_is_counted_in_few_operations_as_in_many(
         state.take_short_reads()
         states.append((longest, state))
     for step in range(200):
-        contexts = drawn.integers(1, (70, 400)[step % 2], size=drawn.integers(1, 9)).tolist()
+        # A context of 0 is that of a request that takes no part in a draft step.
+        contexts = drawn.integers(step % 4 == 1, (70, 400)[step % 2], size=drawn.integers(1, 9)).tolist()
         prefilling = [bool(step % 5 == 0 and drawn.random() < 0.3) for _ in contexts]
         dense = drawn.random(len(contexts)) < 0.3 if step % 3 == 0 else None
         told = []
         for longest, state in states:
             common = replace(Common.of([1] * len(contexts), contexts, prefilling), max_query_len=longest)
             rows = Rows.of(common, dense)
-            assert rows.padded == (longest == 2)
+            assert rows.padded == (longest == 2 or 0 in contexts)
             state.row_names = [f"request {row}" for row in range(len(contexts))]
             rows.count(state, may_replay)
             told.append((state.step_is_whole, rows.decodes, rows.prefills))
@@ -240,6 +241,14 @@ def test_a_step_of_one_token_a_row_is_counted_in_few_operations_as_in_many(
     assert few.report() == many.report()
     assert few.take_short_reads() == many.take_short_reads()
     assert few.counters.tail_tokens == many.counters.tail_tokens > 0
+
+
+def test_requests_that_take_no_part_in_a_draft_step_are_no_rows() -> None:
+    state = started()
+    rows = Rows.of(Common.of([1] * 4, [300, 0, 310, 0], [False] * 4), np.array([True, True, False, False]))
+    rows.count(state)
+    assert (state.counters.decode.rows, state.counters.decode.context_tokens) == (2, 610)
+    assert (state.counters.decode.dense_rows, state.counters.decode.dense_context_tokens) == (1, 300)
 
 
 def test_padding_is_no_row_although_the_longest_query_has_one_token() -> None:

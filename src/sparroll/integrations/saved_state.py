@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from sparroll import files, records
@@ -66,16 +67,25 @@ def read(
     state = files.read_table(folder / PLAIN, hint)
     if state.pop("format", None) != FORMAT:
         raise UserError(f"{folder / PLAIN} was written by another version of sparroll", hint)
-    named, before = state.pop("tensors"), state.pop("settings", None)
+    tensors, before = _tensors(folder, state.pop("tensors", None), hint), state.pop("settings", None)
     if settings is not None and before is not None:
         try:
             refuse_changes(folder, before, _plain(settings), way_out=hint)
         except UserError as error:
             raise UserError(in_their_words(error.message), error.hint) from None
-    for place, tensor in load((folder / named).read_bytes()).items():
+    for place, tensor in tensors.items():
         name, _, key = place.partition("/")
         state["watchers"][name][key] = tensor
     return state
+
+
+def _tensors(folder: Path, named: object, hint: str) -> dict[str, torch.Tensor]:
+    """Those of the file of that name. Raises UserError where it is missing, or not whole."""
+    try:
+        return load((folder / str(named)).read_bytes())
+    except (OSError, SafetensorError) as error:
+        reason = f"it has no {named}" if isinstance(error, FileNotFoundError) else f"{named}: {error}"
+        raise UserError(f"the checkpoint {folder} is damaged: {reason}", hint) from None
 
 
 def _plain(settings: Settings) -> dict[str, Any]:

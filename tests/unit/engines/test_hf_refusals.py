@@ -106,6 +106,8 @@ def test_a_schedule_and_a_compression_exclude_each_other_and_a_refusal_changes_n
     assert (engine.report().schedule_name, engine.report().compression_name) == (schedule.name, None)
     with pytest.raises(UserError, match="unknown compression 'h2o'"):
         engine.set_compression("h2o")
+    with pytest.raises(UserError, match="a compression is the kind of one or a Compression, got <class"):
+        engine.set_compression(type(policy))  # type: ignore[arg-type]
 
 
 def test_weights_must_fit_and_their_version_must_rise() -> None:
@@ -120,7 +122,26 @@ def test_weights_must_fit_and_their_version_must_rise() -> None:
         engine.load_weights(other, version=1)
     with pytest.raises(UserError, match="do not fit"):
         engine.load_weights(build(hidden_size=64), version=2)
+    for odd in (math.nan, "5", 2.5):
+        with pytest.raises(UserError, match="must rise above 1"):
+            engine.load_weights(other, version=odd)  # type: ignore[arg-type]
     assert engine.weight_version == 1
+
+
+def test_weights_that_are_refused_change_nothing_and_a_tied_head_may_be_left_out() -> None:
+    model = build(tie_word_embeddings=True)
+    engine, before = HFEngine(model), {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    doubled = {name: 2 * tensor for name, tensor in before.items()}
+    for wrong, reason in (
+        (doubled | {"model.norm.weight": torch.zeros(3, 3)}, "model.norm.weight must have shape"),
+        ({name: tensor for name, tensor in doubled.items() if name != "model.norm.weight"}, "1 tensors are missing"),
+        (doubled | {"lm_head.weight": torch.zeros_like(doubled["lm_head.weight"])}, "lm_head.weight differs"),
+    ):
+        with pytest.raises(UserError, match=reason):
+            engine.load_weights(wrong, version=1)
+        assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    engine.load_weights({name: tensor for name, tensor in doubled.items() if name != "lm_head.weight"}, version=1)
+    assert all(torch.equal(tensor, doubled[name]) for name, tensor in model.state_dict().items())
 
 
 def test_the_model_is_left_as_it_was() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +20,7 @@ from sparroll.engines.vllm.rescoring import (
     RescoringSettings,
     already_scored,
     check_sampling,
+    measure,
     measure_async,
     probe,
     scores_of,
@@ -218,6 +219,27 @@ def test_an_aborted_reading_is_counted_and_an_error_is_raised_after_the_others_e
         asyncio.run(measure_async(rescorer, generate, VOCABULARY, 100))
     counts = rescorer.take()[1]
     assert (counts.held, counts.measured, counts.aborted, counts.read_tokens) == (3, 1, 1, 7)
+
+
+def test_rollouts_that_an_engine_refuses_to_read_stay_held() -> None:
+    class Refuses:
+        weight_version = 0
+
+        def dense_scores(self, rollouts: Sequence[Rollout], *, temperature: float, top_k: int) -> list[TokenScores]:
+            raise UserError("not at this temperature")
+
+    class Reads(Refuses):
+        def dense_scores(self, rollouts: Sequence[Rollout], *, temperature: float, top_k: int) -> list[TokenScores]:
+            return [TokenScores(each.sparse_logp, each.top_k) for each in rollouts]
+
+    rescorer = Rescorer(RescoringSettings(top_k=VOCABULARY))
+    for name in ("one", "two"):
+        rescorer.hold(rollout(), name, 0, InForce())
+    with pytest.raises(UserError, match="not at this temperature"):
+        measure(rescorer, Refuses())
+    measure(rescorer, Reads())
+    counts = rescorer.take()[1]
+    assert (counts.held, counts.measured) == (2, 2)
 
 
 def test_replicas_add_up_and_the_slowest_counts() -> None:

@@ -103,3 +103,20 @@ def test_a_folder_without_a_state_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="was not written by a run with sparroll") as refused:
         read_again(tmp_path, SETTINGS)
     assert refused.value.hint == HINT
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut", "unnamed"])
+def test_a_checkpoint_that_was_copied_in_part_is_refused_by_name(damage: str, tmp_path: Path) -> None:
+    saved_state.write(tmp_path, STATE, SETTINGS)
+    (tensors,) = tmp_path.glob("sparroll-*.safetensors")
+    if damage == "missing":
+        tensors.unlink()
+    elif damage == "cut":
+        tensors.write_bytes(tensors.read_bytes()[:5])
+    else:
+        table = json.loads((tmp_path / saved_state.PLAIN).read_text())
+        del table["tensors"]
+        (tmp_path / saved_state.PLAIN).write_text(json.dumps(table))
+    with pytest.raises(UserError, match=f"the checkpoint {tmp_path} is damaged") as refused:
+        read_again(tmp_path, SETTINGS)
+    assert refused.value.hint == HINT

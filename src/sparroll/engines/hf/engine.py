@@ -24,6 +24,7 @@ from sparroll.engines.load_model import load_model
 from sparroll.engines.prompt_encoder import response_text
 from sparroll.engines.report import EngineReport, LayerReport
 from sparroll.engines.supported_models import check_supported
+from sparroll.engines.weights import check_version, checked
 from sparroll.errors import UserError
 from sparroll.models import fingerprint
 from sparroll.progress import OnProgress
@@ -108,6 +109,11 @@ class HFEngine(Engine):
         """Takes effect with the next `generate`; None keeps every token."""
         if isinstance(compression, str):
             compression = make_compression(compression)
+        if compression is not None and not isinstance(compression, Compression):
+            raise UserError(
+                f"a compression is the kind of one or a Compression, got {compression!r}",
+                'for example "r_kv", or RKV()',
+            )
         _exclude(self.schedule, compression)
         self.compression = compression
 
@@ -119,15 +125,14 @@ class HFEngine(Engine):
     # -- weights and memory ----------------------------------------------------------------------------------------------
 
     def load_weights(self, weights: nn.Module | dict[str, Tensor], version: int) -> None:
-        """Copy the weights in; names and shapes must match exactly. Raises UserError unless the version rises."""
-        if version <= self.weight_version:
-            raise UserError(f"weight version must rise above {self.weight_version}, got {version}")
+        """Copy the weights in; names and shapes must match exactly. Raises UserError where they do not, before a tensor is
+        copied, and unless the version rises."""
+        check_version(version, self.weight_version)
         if weights is not self.model:
-            state = weights.state_dict() if isinstance(weights, nn.Module) else weights
-            try:
-                self.model.load_state_dict(state, strict=True)
-            except RuntimeError as error:
-                raise UserError(f"the weights do not fit the engine's model: {error}") from None
+            shapes = {name: tuple(tensor.shape) for name, tensor in self.model.state_dict().items()}
+            tied = bool(getattr(self.model.config, "tie_word_embeddings", False))
+            # A head that is the embedding is not among the checked ones, and moves with it.
+            self.model.load_state_dict(dict(checked(weights, shapes, tied)), strict=False)
         self.weight_version = version
 
     def shared_model(self) -> PreTrainedModel:

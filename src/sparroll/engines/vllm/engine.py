@@ -28,7 +28,7 @@ from sparroll.engines.vllm import launch, model_files, outputs, requests, rescor
 from sparroll.engines.vllm.arguments import check_short_steps, llm_arguments, settings_of, whole_prompts, widest
 from sparroll.engines.vllm.attention.state import MOST_STEPS, check_fits_engine
 from sparroll.engines.vllm.step_check import check_ran
-from sparroll.engines.vllm.weights import checked, expected_shapes
+from sparroll.engines.weights import check_version, checked, expected_shapes
 from sparroll.errors import UserError
 from sparroll.models import fingerprint, whole_model
 from sparroll.progress import OnProgress
@@ -209,8 +209,7 @@ class VLLMEngine(Engine):
         Raises UserError unless the version rises. The cache is emptied, because its K, V and index belong to the old
         weights.
         """
-        if version <= self.weight_version:
-            raise UserError(f"weight version must rise above {self.weight_version}, got {version}")
+        check_version(version, self.weight_version)
         if self._parallel > 1:
             raise UserError(
                 f"weights cannot be loaded into {self._parallel} processes of tensor parallelism yet",

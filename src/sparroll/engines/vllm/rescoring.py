@@ -227,6 +227,10 @@ class Rescorer:
         self.counts.not_chosen += len(waiting) - len(chosen)
         return [held for place, held in enumerate(waiting) if place in chosen]
 
+    def hold_again(self, due: list[HeldRollout]) -> None:
+        """Take rollouts back that could not be read again."""
+        self._held = [*due, *self._held]
+
     def fold(self, held: HeldRollout, dense: TokenScores) -> None:
         """Add what the dense policy said of a rollout. It is dropped where weights or schedule changed meanwhile."""
         if self._drop(held):
@@ -293,9 +297,13 @@ def measure(rescorer: Rescorer, engine: ReadsDensely) -> None:
     rescorer.in_force = replace(rescorer.in_force, weight_version=engine.weight_version)
     settings, due = rescorer.settings, rescorer.due()
     if due:
-        scores = engine.dense_scores(
-            [held.rollout for held in due], temperature=settings.temperature, top_k=settings.top_k
-        )
+        try:
+            scores = engine.dense_scores(
+                [held.rollout for held in due], temperature=settings.temperature, top_k=settings.top_k
+            )
+        except BaseException:
+            rescorer.hold_again(due)
+            raise
         for held, dense in zip(due, scores, strict=True):
             rescorer.fold(held, dense)
     rescorer.counts.seconds += time.perf_counter() - began

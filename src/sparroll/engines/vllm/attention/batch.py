@@ -64,12 +64,13 @@ class Rows:
         longer = np.flatnonzero(new_tokens > 1)
         decodes = int(longer[0]) if len(longer) else count
         contexts = np.where(new_tokens == 0, 0, _of_rows(lengths, count, np.int64))
-        whole = _ends_of_prompts((new_tokens == 1) & (contexts == 1), common.is_prefilling)[:decodes]
+        alone = ((new_tokens == 1) & (contexts == 1))[:decodes]
+        whole = _ends_of_prompts(alone, common.is_prefilling)
         return Rows(
             decodes=decodes,
             prefills=count - decodes,
             contexts_R=contexts[:decodes],
-            whole_R=whole if whole.any() else None,
+            whole_R=whole,
             dense_R=None if dense_rows is None else _of_rows(dense_rows, count, bool)[:decodes],
             prefill_tokens=int(new_tokens[decodes:].sum()),
             padded=True,
@@ -77,9 +78,11 @@ class Rows:
 
     @staticmethod
     def _of_one_token_each(common: Any, contexts_R: np.ndarray, dense_rows: np.ndarray | None) -> Rows:
-        """The same where every row has exactly one new token, as nearly all steps have it: a few operations."""
+        """The same where every row has exactly one new token, as nearly all steps have it: a few operations. Requests that
+        take no part in a draft step look like that, too, with a context of 0."""
         count, prefilling = len(contexts_R), common.is_prefilling
-        some_end = contexts_R.min(initial=UNLIMITED) == 1 or (prefilling is not None and bool(prefilling.any()))
+        least = int(contexts_R.min(initial=UNLIMITED))
+        some_end = least <= 1 or (prefilling is not None and bool(prefilling.any()))
         return Rows(
             decodes=count,
             prefills=0,
@@ -87,7 +90,7 @@ class Rows:
             whole_R=_ends_of_prompts(contexts_R == 1, prefilling) if some_end else None,
             dense_R=None if dense_rows is None else _of_rows(dense_rows, count, bool),
             prefill_tokens=0,
-            padded=False,
+            padded=least == 0,
         )
 
     def checked(self, state: State) -> Rows:
@@ -131,12 +134,12 @@ class Rows:
         return ~self.whole_R if there_R is None else there_R & ~self.whole_R
 
 
-def _ends_of_prompts(alone_R: np.ndarray, prefilling: Any) -> np.ndarray:
-    """Which rows of one new token end a prompt. alone_R: those that have no context before it, which are prefill, too.
-    prefilling: vLLM's tensor of the rows whose prompt is not computed yet, or None."""
-    if prefilling is None:
-        return alone_R
-    return alone_R | _of_rows(compat.as_array(prefilling), len(alone_R), bool)
+def _ends_of_prompts(alone_R: np.ndarray, prefilling: Any) -> np.ndarray | None:
+    """Which rows of one new token end a prompt; None where none does. alone_R: those that have no context before it, which
+    are prefill, too. prefilling: vLLM's tensor of the rows whose prompt is not computed yet, or None."""
+    if prefilling is not None:
+        alone_R = alone_R | _of_rows(compat.as_array(prefilling), len(alone_R), bool)
+    return alone_R if alone_R.any() else None
 
 
 def _of_rows(known: np.ndarray, rows: int, dtype: type) -> np.ndarray:

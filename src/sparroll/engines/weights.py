@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from sparroll.errors import UserError
+from sparroll.types import is_whole
 
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
@@ -24,7 +25,7 @@ def expected_shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
 def checked(
     weights: nn.Module | Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]], tied: bool
 ) -> list[tuple[str, Tensor]]:
-    """Names and tensors as vLLM's loader takes them. tied: whether the output head is the embedding; the weights may
+    """Names and tensors as an engine loads them. tied: whether the output head is the embedding; the weights may
     then contain it once or twice.
 
     Raises UserError where a name is missing or unknown, a shape is wrong, or tied weights differ.
@@ -45,6 +46,12 @@ def checked(
         if tuple(found[name].shape) != shape:
             raise _unfit(f"{name} must have shape {list(shape)}, got {list(found[name].shape)}")
     return [(name, found[name]) for name in needed]
+
+
+def check_version(version: int, present: int) -> None:
+    """Raise UserError unless the version of new weights is a whole number above the present one."""
+    if not is_whole(version) or version <= present:
+        raise UserError(f"weight version must rise above {present}, got {version!r}", "give a whole number")
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
