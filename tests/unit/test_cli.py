@@ -60,6 +60,17 @@ def test_what_does_not_fit_into_a_line_goes_on_in_the_next(
     assert "…" not in printed and "POLARIS" in printed
 
 
+def test_a_measured_schedule_is_shown_over_what_was_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured = {"value": 0.9, "low": 0.88, "high": 0.92, "tokens": 900, "rollouts": 24}
+    steps = (Step(0, 64, measured=measured), Step(300, 96, measured=measured))
+    path = Schedule(steps, dense_layers=(0,)).save(tmp_path / "mine.toml")
+    assert main(["schedule", "show", str(path)]) == 0
+    printed = capsys.readouterr().out
+    assert any(line.endswith(" 600") for line in printed.splitlines()) and "32,768" not in printed
+
+
 def test_schedule_show_prints_each_group_of_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     grouped = Schedule((Step(0, (512, 1024)), Step(4000, 1536)), dense_layers=(0,), layer_groups=((1, 2, 3), (4,)))
     path = grouped.save(tmp_path / "grouped.toml")

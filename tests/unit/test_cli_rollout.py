@@ -37,7 +37,7 @@ def _rows(out: Path) -> list[dict]:
 def test_rollouts_are_written_with_the_log_probability_of_each_token(
     model: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(_command(model, prompts, tmp_path / "out", "--n", "2")) == 0
+    assert main(_command(model, prompts, tmp_path / "out", "--samples", "2")) == 0
     output = capsys.readouterr()
     assert output.err.strip().splitlines()[-1] == f"wrote {tmp_path / 'out' / 'record.json'}"
     assert output.out.startswith("prompt 0: a b c\n  ")

@@ -32,7 +32,7 @@ def rollout(
     level: options.Level = 3,
     count: options.Count = 16,
     chat: options.Chat = False,
-    n: Annotated[int, option(SAMPLING, "--n", min=1, max=MOST_SAMPLES, help="Responses per prompt.")] = 1,
+    n: Annotated[int, option(SAMPLING, "--n", "--samples", min=1, max=MOST_SAMPLES, help="Responses per prompt.")] = 1,
     max_new_tokens: options.MaxNewTokens = 1024,
     temperature: options.Temperature = 1.0,
     top_p: options.TopP = 1.0,

@@ -76,7 +76,9 @@ def show(
     if json:
         print_json(schedule.inline())
         return
-    longest = context or max(_LONGEST_TOKENS, 2 * schedule.steps[-1].from_context_tokens)
+    last = schedule.steps[-1].from_context_tokens
+    measured = any(step.measured for step in schedule.steps) and last > 0
+    longest = context or (2 * last if measured else max(_LONGEST_TOKENS, 2 * last))
     console = Console(highlight=False)
     for line in _header(schedule):
         console.print(line, markup=False, soft_wrap=True)

@@ -45,4 +45,10 @@ def names() -> list[str]:
 def get(name: str) -> Task:
     if name not in _FACTORIES:
         raise UserError(f"unknown task {name!r}", nearest(name, names()))
-    return _FACTORIES[name]()
+    task = _FACTORIES[name]()
+    missing = [member for member in ("name", "prompts", "reward") if not hasattr(task, member)]
+    if missing:
+        raise UserError(
+            f"the task {name!r} has no {' and no '.join(missing)}", "a task has a name, `prompts` and `reward`"
+        )
+    return task

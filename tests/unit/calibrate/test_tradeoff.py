@@ -135,6 +135,13 @@ def test_the_target_holds_in_every_bin_and_what_it_needs_is_said_where_the_time_
         traded([replace(swept, measurements=swept.measurements[:2])], 0.9, target=0.86)
 
 
+def test_where_no_schedule_is_faster_than_dense_decoding_no_share_is_offered(swept, monkeypatch) -> None:
+    monkeypatch.setattr(_Tried, "_dense_seconds", lambda tried: 1e-9)
+    with pytest.raises(UserError, match="no schedule that holds the target .* is faster than a dense step") as refused:
+        traded([swept], 0.5, target=0.86)
+    assert "measure longer contexts" in refused.value.hint
+
+
 def test_every_objective_minimises_its_own(swept) -> None:
     found = {name: traded([swept], 0.75, name).point.figures for name in ("kl", "far_mass", "tail")}
     for name, column in (("kl", 0), ("far_mass", 4), ("tail", 5)):

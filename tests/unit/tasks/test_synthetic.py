@@ -7,6 +7,8 @@ import itertools
 import pytest
 
 from sparroll import tasks
+from sparroll.errors import UserError
+from sparroll.tasks import base
 from sparroll.tasks.synthetic.kinds import KINDS, TASK_KINDS, VOCABULARY
 from sparroll.tasks.synthetic.task import (
     LEVELS,
@@ -183,3 +185,16 @@ def test_an_unknown_task_names_the_nearest() -> None:
 def test_bad_arguments_are_refused_with_their_value(split: str, level: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SyntheticTask().prompts(split, level, 0, 1)  # type: ignore[arg-type]
+
+
+def test_a_task_without_prompts_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Bare:
+        name = "bare"
+
+        def reward(self, prompt: Prompt, response_text: str) -> float:
+            return 1.0
+
+    monkeypatch.setitem(base._FACTORIES, "bare", Bare)
+    with pytest.raises(UserError, match="the task 'bare' has no prompts") as refused:
+        tasks.get("bare")
+    assert refused.value.hint == "a task has a name, `prompts` and `reward`"

@@ -279,6 +279,12 @@ class _Tried:
 
     def _too_slow(self, fastest: Allocation, most_step_seconds: float) -> UserError:
         need, dense = fastest.seconds + self._fixed_seconds, self._dense_seconds()
+        if need >= dense:
+            return UserError(
+                f"no schedule that holds the target and every bound is faster than a dense step on "
+                f"{self.machine.hardware.name}: the fastest one takes {percent_up(need / dense, 1)} of its time",
+                "measure longer contexts (--max-new-tokens) or smaller budgets, or ask for less: a lower target",
+            )
         return UserError(
             f"{most_step_seconds / dense:.1%} of a dense step's time is too little: to hold the target and every bound, a "
             f"step takes {percent_up(need / dense, 1)} ({rounded_up(1e3 * need, 3)} ms of {1e3 * dense:.3f} on "

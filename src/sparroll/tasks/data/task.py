@@ -22,6 +22,8 @@ from sparroll.tasks.data.templates import filled
 from sparroll.tasks.verdicts import Verdict
 from sparroll.types import Prompt
 
+_JUDGEABLE = "math rows need an answer that can be read as one, a number or an expression; code rows need tests"
+
 
 class DataTask:
     """The rows of at most one training source and any number of eval sources.
@@ -71,8 +73,8 @@ class DataTask:
             if self.removed and (split == "eval" and self.settings.eval):
                 raise UserError(
                     f"the task {self.name!r} has no eval rows left; left out: {counted(self.removed)}",
-                    "math rows need an answer that can be read as one, code rows need tests; `sparroll data show` shows the "
-                    "rows, and `sparroll rollout --prompts` samples without a judge",
+                    f"{_JUDGEABLE}; `sparroll data show` shows the rows, and `sparroll rollout --prompts` samples without a "
+                    "judge",
                 )
             raise UserError(f"the task {self.name!r} has no {split} rows", f"set {field}")
         if split == "train":
@@ -230,7 +232,10 @@ class DataTask:
 
     def _check_left(self, train: list[Row]) -> None:
         if self.settings.train is not None and not train:
-            raise UserError(f"no training rows are left of {self.settings.train}", f"left out: {counted(self.removed)}")
+            judged = "; " + _JUDGEABLE if any("can be judged" in reason for reason in self.removed) else ""
+            raise UserError(
+                f"no training rows are left of {self.settings.train}", f"left out: {counted(self.removed)}{judged}"
+            )
 
     def _prompt(self, row: Row) -> Prompt:
         return Prompt(row.row_id, row.text, row.answer, task=self.name, messages=row.messages)

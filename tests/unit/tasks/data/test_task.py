@@ -203,6 +203,11 @@ def test_the_fingerprint_changes_with_any_row_and_with_nothing_else(tmp_path: Pa
     assert task(tmp_path, changed).fingerprint() != first
 
 
+def test_rows_whose_answers_cannot_be_read_are_said_to_need_others(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"left out: no response can be judged 3; math rows need an answer"):
+        task(tmp_path, [{"prompt": f"which way {place}?", "answer": "?"} for place in range(3)])
+
+
 def test_a_split_without_rows_says_what_to_set(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"has no eval rows\nhint: set data.eval or data.holdout_rows"):
         task(tmp_path, rows(3)).prompts("eval", 0, 0, 1)
