@@ -68,7 +68,7 @@ def refuse_prompts_without_room(
         return
     response = config.rollout.max_new_tokens
     for split, asked in asked_of.items():
-        longest = max(map(len, encoder.ids(asked)))
+        longest = max(map(len, encoder.ids(asked)), default=0)
         if longest + response > context_limit:
             leave_out = "leave long rows out (data.max_prompt_tokens for training rows)"
             shorter = f"--set rollout.max_new_tokens={context_limit - longest} or less, or "
