@@ -37,7 +37,7 @@ def dense_ceiling(parts: Parts, step: int, score: Callable[[list[Rollout]], list
 def dense_accuracy(parts: Parts, step: int) -> StepReport:
     """Accuracy on the eval split under full attention, over all processes."""
     settings, seed = parts.config.evaluate, parts.config.train.seed
-    mine = _eval_share(parts, _eval_level(parts), settings.prompts)
+    mine = _eval_share(parts, parts.config.eval_level, settings.prompts)
     graded = []
     if mine:
         parts.weights.bring_policy(step)
@@ -79,13 +79,8 @@ def first_accuracy(config: TrainConfig) -> StepReport:
 
 def eval_prompt_ids(parts: Parts) -> tuple[list[int], list[list[int]]]:
     """This process's share of the evaluation prompts: their numbers, and their token ids."""
-    mine = _eval_share(parts, _eval_level(parts), parts.config.evaluate.prompts)
+    mine = _eval_share(parts, parts.config.eval_level, parts.config.evaluate.prompts)
     return list(mine), parts.encoder.ids(list(mine.values()))
-
-
-def _eval_level(parts: Parts) -> int:
-    level = parts.config.evaluate.level
-    return parts.config.task.level if level is None else level
 
 
 def _eval_share(parts: Parts, level: int, count: int) -> dict[int, Prompt]:

@@ -275,6 +275,11 @@ class TrainConfig(Section):
         return self.attention.kind == "dense" and self.control.by != "controller"
 
     @property
+    def eval_level(self) -> int:
+        """Difficulty of the prompts that are evaluated."""
+        return self.task.level if self.evaluate.level is None else self.evaluate.level
+
+    @property
     def control_share(self) -> float:
         """`rollout.control_share`, which the configuration decides where nobody else does."""
         assert self.rollout.control_share is not None, "decided when the configuration was made"

@@ -62,8 +62,7 @@ def refuse_prompts_without_room(
     is refused, too."""
     asked_of = {"a training": list(prompts.prompts)}
     if config.evaluate.prompts:
-        level = config.task.level if config.evaluate.level is None else config.evaluate.level
-        asked_of["an eval"] = task.prompts("eval", level, config.train.seed, config.evaluate.prompts)
+        asked_of["an eval"] = task.prompts("eval", config.eval_level, config.train.seed, config.evaluate.prompts)
     if context_limit is None:
         return
     response = config.rollout.max_new_tokens
