@@ -221,6 +221,24 @@ def test_layers_are_planned_together_as_each_would_be_alone(lengths: list[int]) 
         paged.plan_layers(contexts, budgets[:2], cache.selector, 44, plans)
 
 
+def test_an_engine_compiles_for_few_numbers_of_requests() -> None:
+    from sparroll.attention.decode.triton_work_split import request_lanes
+
+    sizes = range(1, 1025)
+    assert all(request_lanes(requests) >= requests for requests in sizes)
+    assert {request_lanes(requests) for requests in sizes} == {32, 256, 2048}
+    assert [request_lanes(requests) for requests in (32, 33, 256, 257)] == [32, 256, 256, 2048]
+
+
+@pytest.mark.parametrize("unit", [4, 16])
+def test_more_requests_than_a_warp_has_lanes(unit: int) -> None:
+    contexts = [*([1, 40, 0] * 11), 200, 17]
+    kind = QuantizedMean if unit == 4 else PageMean
+    cache = paged_cache(contexts, unit, heads=1, selector=selector_of(unit, kind))
+    assert_same_scores(cache)
+    assert_same_attention(cache, programs=7)
+
+
 def test_choice_over_the_whole_range_of_floats() -> None:
     cache = paged_cache([4097])
     generator = torch.Generator().manual_seed(0)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sparroll.attention.decode.triton_launch import after_previous, overlapping
 from sparroll.attention.decode.triton_remainder import sum_unread
-from sparroll.attention.decode.triton_work_split import plan_step, request_at, stretch
+from sparroll.attention.decode.triton_work_split import plan_step, request_at, request_lanes, stretch
 from sparroll.attention.selectors.base import Selector
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def paged_decode(
         HEADS=heads,
         G=group,
         D=dim,
-        LANES_R=triton.next_power_of_2(requests),
+        LANES_R=request_lanes(requests),
         LANES_G=max(16, triton.next_power_of_2(group)),
         LANES_D=triton.next_power_of_2(dim),
         TILE=tile.tokens,

@@ -17,7 +17,14 @@ from torch import Tensor
 from sparroll.attention.decode.triton_index import loaded_bytes, words_of
 from sparroll.attention.decode.triton_launch import after_previous, overlapping
 from sparroll.attention.decode.triton_score_codes import score_units as score_codes
-from sparroll.attention.decode.triton_work_split import blocks_of, competes, plan_step, request_at, stretch
+from sparroll.attention.decode.triton_work_split import (
+    blocks_of,
+    competes,
+    plan_step,
+    request_at,
+    request_lanes,
+    stretch,
+)
 from sparroll.attention.selectors.base import Selector
 from sparroll.attention.selectors.quantized_mean import QuantizedMean
 
@@ -81,7 +88,7 @@ def score_units(
         W=held,
         LANES_G=triton.next_power_of_2(group),
         LANES_W=triton.next_power_of_2(held),
-        LANES_R=triton.next_power_of_2(requests),
+        LANES_R=request_lanes(requests),
         TILE=workspace.scored_tile_units,
         FP8=fp8,
         ALIGN=align,

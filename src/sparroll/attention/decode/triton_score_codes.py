@@ -21,7 +21,7 @@ from sparroll.attention import row_bytes
 from sparroll.attention.decode.choice.triton_threshold import ordered_bits
 from sparroll.attention.decode.triton_index import loaded_bytes, words_of
 from sparroll.attention.decode.triton_launch import after_previous, overlapping
-from sparroll.attention.decode.triton_work_split import competes, request_at, stretch
+from sparroll.attention.decode.triton_work_split import competes, request_at, request_lanes, stretch
 from sparroll.attention.decode.workspace import PEAK_UNITS
 from sparroll.attention.selectors import quantized_mean
 from sparroll.attention.selectors.quantized_mean import QuantizedMean
@@ -112,7 +112,7 @@ def score_units(
         W=held,
         ROW_WORDS=row_words,
         LANES_W=triton.next_power_of_2(held),
-        LANES_R=triton.next_power_of_2(requests),
+        LANES_R=request_lanes(requests),
         TILE=tile,
         BITS=selector.bits,
         ALIGN=align,

@@ -17,6 +17,16 @@ if TYPE_CHECKING:
     from sparroll.attention.decode.workspace import LayerPlans, StepWorkspace
 
 
+def request_lanes(requests: int) -> int:
+    """A constant that kernels are compiled for: a power of two of at least as many lanes as there are requests. There are
+    few of them, 32, 256, 2048 and so on, because a start captures CUDA graphs of every batch size and would wait for a
+    compiler at each new one. Up to 32 lanes are one warp, and eight times as many are no more than a few instructions."""
+    lanes = 32
+    while lanes < requests:
+        lanes *= 8
+    return lanes
+
+
 def plan_step(
     context_tokens_R: Tensor,
     kv_budget_tokens_R: Tensor | None,
@@ -64,7 +74,7 @@ def _launch(
             READ_TILE=workspace.tile.tokens,
             SCORED_TILE=workspace.scored_tile_units,
             WITH_BUDGETS=kv_budget_tokens_LR is not None,
-            LANES_R=triton.next_power_of_2(requests),
+            LANES_R=request_lanes(requests),
             PROGRAMS=workspace.programs,
             LANES_X=triton.next_power_of_2(workspace.programs),
             num_warps=4,
