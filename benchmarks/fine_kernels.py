@@ -186,7 +186,7 @@ def sweep(clock: Clock, choice: decode_kernels.Choice, options: argparse.Namespa
         return other
 
     if isinstance(case.selector, QuantizedMean):
-        for tile, warps, programs in itertools.product((64, 128, 256, 512), (2, 4, 8), (4, 6, 8, 12, 16)):
+        for tile, warps, programs in itertools.product((64, 128, 256, 512), (1, 2, 4, 8), (4, 6, 8, 12, 16, 20)):
             layout = triton_score_codes.ScoreLayout(warps, programs)
             if layout.most_registers < 32 or (options.dry and (tile, warps) != (64, 4)):
                 continue

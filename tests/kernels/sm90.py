@@ -38,7 +38,7 @@ from sparroll.attention.decode import (
 )
 from sparroll.attention.decode.choice import triton_top_k
 from sparroll.attention.decode.layers_apart import ALIGNED_BYTES
-from sparroll.attention.decode.workspace import MOST_SCORED_UNITS, SCORED_TILE_BYTES, Tile, unread_tile_units
+from sparroll.attention.decode.workspace import SCORED_TILE_BYTES, Tile, default_scored_tile, unread_tile_units
 from sparroll.attention.masked import triton_backward, triton_forward, triton_unit_choice, triton_unit_lists
 from sparroll.attention.masked.triton_tiles import Layout, MaskedTile
 from sparroll.attention.selectors import QuantizedMean, Remainder, quantized_mean
@@ -105,7 +105,7 @@ def fine_unit_kernels(dtype: torch.dtype, dim: int, group: int, layouts: bool = 
             "ROW_WORDS": row_words, "LANES_W": triton.next_power_of_2(words), "LANES_R": 32,
             "ALIGN": triton_index.loaded_bytes(selector, dim) // 4, "DP4A": True,
         }  # fmt: skip
-        tile = min(max(SCORED_TILE_BYTES >> (4 * words - 1).bit_length(), 16), MOST_SCORED_UNITS)
+        tile = default_scored_tile(4 * words, bits)
         for its_tile in (tile, tile // 2) if layouts else (tile,):
             layout = triton_score_codes.ScoreLayout.default(its_tile, bits)
             options = {

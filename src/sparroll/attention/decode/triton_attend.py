@@ -15,7 +15,14 @@ from torch import Tensor
 
 from sparroll.attention.decode.triton_launch import after_previous, overlapping
 from sparroll.attention.decode.triton_remainder import sum_unread
-from sparroll.attention.decode.triton_work_split import plan_step, request_at, request_lanes, stretch
+from sparroll.attention.decode.triton_work_split import (
+    by_request,
+    number_of,
+    plan_step,
+    request_at,
+    request_lanes,
+    stretch,
+)
 from sparroll.attention.selectors.base import Selector
 
 if TYPE_CHECKING:
@@ -159,14 +166,17 @@ def _gather(
     """UNIT_SHIFT: logarithm of a unit's tokens.  ALIKE: keys and values have the same strides.  unread_parts: those in
     which triton_remainder.py left what a pair does not read.  WITH_UNREAD: whether there is a remainder."""
     after_previous(launch_pdl)
-    at, end = stretch(read_before, requests, HEADS)
+    ends_R = by_request(read_before + 1, requests, LANES_R)
+    contexts_R = by_request(context_tokens, requests, LANES_R)
+    budgets_R = by_request(kv_budget_tokens, requests, LANES_R)
+    at, end, share = stretch(ends_R, HEADS)
     member = tl.arange(0, LANES_G)
     channel = tl.arange(0, LANES_D)
     in_group = (member < G)[:, None] & (channel < D)[None, :]
     while at < end:
-        request, request_begins, tiles = request_at(at, read_before, requests, HEADS, LANES_R)
-        context = tl.load(context_tokens + request).to(tl.int32)
-        budget = tl.load(kv_budget_tokens + request).to(tl.int32)
+        number, request_begins, tiles = request_at(at, ends_R, requests, HEADS, LANES_R)
+        context, budget = number_of(number, contexts_R, LANES_R), number_of(number, budgets_R, LANES_R)
+        request = number.to(tl.int64)
         units = (context + (1 << UNIT_SHIFT) - 1) >> UNIT_SHIFT
         chosen_units = tl.minimum(tl.where(budget >= context, units, budget >> UNIT_SHIFT), most_units)
         head = (at - request_begins) // tiles
@@ -260,7 +270,6 @@ def _gather(
             tl.store(log_sum + part * G + member, log_total, mask=member < G)
             tl.store(mixed + part * (G * D) + member[:, None] * D + channel[None, :], mix, mask=in_group)
             # Only one pair goes on from a program to the next, so the program that it begins in stands for it.
-            share = (tl.load(read_before + requests) * HEADS + tl.num_programs(0) - 1) // tl.num_programs(0)
             begins = request_begins + head * tiles
             first = begins // share
             parts = (begins + tiles - 1) // share - first + 1

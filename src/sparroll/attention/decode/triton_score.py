@@ -19,7 +19,9 @@ from sparroll.attention.decode.triton_launch import after_previous, overlapping
 from sparroll.attention.decode.triton_score_codes import score_units as score_codes
 from sparroll.attention.decode.triton_work_split import (
     blocks_of,
+    by_request,
     competes,
+    number_of,
     plan_step,
     request_at,
     request_lanes,
@@ -133,11 +135,14 @@ def _mean_query(
     launch_pdl: tl.constexpr = False,
 ):
     after_previous(launch_pdl)
-    at, end = stretch(scored_before, requests, HEADS)
+    ends_R = by_request(scored_before + 1, requests, LANES_R)
+    contexts_R = by_request(context_tokens, requests, LANES_R)
+    at, end, _ = stretch(ends_R, HEADS)
     lane = tl.arange(0, LANES_W)
     while at < end:
-        request, request_begins, tiles = request_at(at, scored_before, requests, HEADS, LANES_R)
-        units = (tl.load(context_tokens + request) + UNIT - 1) // UNIT
+        number, request_begins, tiles = request_at(at, ends_R, requests, HEADS, LANES_R)
+        units = (number_of(number, contexts_R, LANES_R) + UNIT - 1) // UNIT
+        request = number.to(tl.int64)
         head = (at - request_begins) // tiles
         head_begins = request_begins + head * tiles
         last = tl.minimum(end, head_begins + tiles)

@@ -21,7 +21,14 @@ from sparroll.attention import row_bytes
 from sparroll.attention.decode.choice.triton_threshold import ordered_bits
 from sparroll.attention.decode.triton_index import loaded_bytes, words_of
 from sparroll.attention.decode.triton_launch import after_previous, overlapping
-from sparroll.attention.decode.triton_work_split import competes, request_at, request_lanes, stretch
+from sparroll.attention.decode.triton_work_split import (
+    by_request,
+    competes,
+    number_of,
+    request_at,
+    request_lanes,
+    stretch,
+)
 from sparroll.attention.decode.workspace import PEAK_UNITS
 from sparroll.attention.selectors import quantized_mean
 from sparroll.attention.selectors.quantized_mean import QuantizedMean
@@ -52,9 +59,12 @@ class ScoreLayout:
 
     @staticmethod
     def default(tile_units: int, bits: int) -> ScoreLayout:
-        """Measured on an H200 and an H100 for 128 channels: units of 1 bit take many small programs, those of 2 x 2 and 4 x
-        4 fewer."""
-        return ScoreLayout(2, 16) if tile_units <= 128 and bits == 1 else ScoreLayout()
+        """Measured on an H200 for 128 channels. What the threads of a tile hand to each other goes through shared memory,
+        and a program of one warp waits for no other one there. Units of 2 bits gain more by that than many small programs
+        cost; for those of 1 bit two warps are best, for those of 4 bits four."""
+        if bits == 2 and tile_units <= 64:
+            return ScoreLayout(1, 20)
+        return ScoreLayout(2, 16) if bits == 1 and tile_units <= 128 else ScoreLayout()
 
     @property
     def most_registers(self) -> int:
@@ -168,11 +178,14 @@ def _score_codes(
     launch_pdl: tl.constexpr = False,
 ):
     after_previous(launch_pdl)
-    at, end = stretch(scored_before, requests, HEADS)
+    ends_R = by_request(scored_before + 1, requests, LANES_R)
+    contexts_R = by_request(context_tokens, requests, LANES_R)
+    at, end, _ = stretch(ends_R, HEADS)
     PARTS: tl.constexpr = 8 // BITS
     while at < end:
-        request, request_begins, tiles = request_at(at, scored_before, requests, HEADS, LANES_R)
-        units = (tl.load(context_tokens + request).to(tl.int32) + UNIT - 1) // UNIT
+        number, request_begins, tiles = request_at(at, ends_R, requests, HEADS, LANES_R)
+        units = (number_of(number, contexts_R, LANES_R) + UNIT - 1) // UNIT
+        request = number.to(tl.int64)
         head = (at - request_begins) // tiles
         head_begins = request_begins + head * tiles
         last = tl.minimum(end, head_begins + tiles)

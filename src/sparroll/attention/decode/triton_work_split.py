@@ -19,12 +19,9 @@ if TYPE_CHECKING:
 
 def request_lanes(requests: int) -> int:
     """A constant that kernels are compiled for: a power of two of at least as many lanes as there are requests. There are
-    few of them, 32, 256, 2048 and so on, because a start captures CUDA graphs of every batch size and would wait for a
-    compiler at each new one. Up to 32 lanes are one warp, and eight times as many are no more than a few instructions."""
-    lanes = 32
-    while lanes < requests:
-        lanes *= 8
-    return lanes
+    few of them, 32, 256 and larger powers, because a start captures CUDA graphs of every batch size and would wait for a
+    compiler at each new one. Up to 32 lanes are one register of each thread."""
+    return 32 if requests <= 32 else max(256, triton.next_power_of_2(requests))
 
 
 def plan_step(
@@ -126,24 +123,43 @@ def _plan(
 
 @triton.jit
 @no_type_check
-def stretch(before, requests, heads):
-    """Where this program's stretch of all tiles of all heads begins and ends."""
-    total = tl.load(before + requests) * heads
-    share = (total + tl.num_programs(0) - 1) // tl.num_programs(0)
-    begins = tl.program_id(0) * share
-    return begins, tl.minimum(begins + share, total)
+def by_request(numbers, requests, LANES_R: tl.constexpr):
+    """A number of each request; 0 in lanes without one. A program holds what it must know of requests from its beginning on:
+    it would wait for memory at each step of a search there."""
+    each = tl.arange(0, LANES_R)
+    return tl.load(numbers + each, mask=each < requests, other=0).to(tl.int32)
 
 
 @triton.jit
 @no_type_check
-def request_at(place, before, requests, heads, LANES_R: tl.constexpr):
+def number_of(request, numbers_R, LANES_R: tl.constexpr):
+    """A request's own one of the numbers that `by_request` holds."""
+    return tl.sum(tl.where(tl.arange(0, LANES_R) == request, numbers_R, 0), axis=0)
+
+
+@triton.jit
+@no_type_check
+def stretch(ends_R, heads):
+    """Where this program's stretch of all tiles of all heads begins and ends, and how long a stretch is. ends_R: where the
+    tiles of each request end in the row of one head."""
+    total = tl.max(ends_R, axis=0) * heads
+    share = (total + tl.num_programs(0) - 1) // tl.num_programs(0)
+    begins = tl.program_id(0) * share
+    return begins, tl.minimum(begins + share, total), share
+
+
+@triton.jit
+@no_type_check
+def request_at(place, ends_R, requests, heads, LANES_R: tl.constexpr):
     """The request that a tile belongs to, where its own tiles begin and how many it has in each head."""
-    each = tl.arange(0, LANES_R)
-    starts = tl.load(before + each, mask=each < requests, other=0) * heads
-    # The last one that starts here or before: a request without tiles starts where the next one does.
-    request = (tl.sum(((starts <= place) & (each < requests)).to(tl.int32), axis=0) - 1).to(tl.int64)
-    its_first = tl.load(before + request)
-    return request, its_first * heads, tl.load(before + request + 1) - its_first
+    # The tiles of a request's heads follow each other, so its tiles are here in the row of one head, too.
+    in_row = place // heads
+    ended = ends_R <= in_row
+    # A request without tiles ends where the one before it does; lanes without a request end at 0.
+    request = tl.sum(ended.to(tl.int32), axis=0) - (LANES_R - requests)
+    begins = tl.max(tl.where(ended, ends_R, 0), axis=0)
+    ends = tl.min(tl.where(ended, 0x7FFFFFFF, ends_R), axis=0)
+    return request, begins * heads, ends - begins
 
 
 @triton.jit

@@ -18,8 +18,8 @@ from sparroll.errors import UserError
 
 SCORED_TILE_BYTES = 8192
 """Index bytes that a program has in flight when it scores."""
-MOST_SCORED_UNITS = 128
-"""Units that it scores at a time, however small they are."""
+MOST_SCORED_UNITS, MOST_SCORED_UNITS_OF_2_BITS = 128, 64
+"""Units that it scores at a time, however small they are. Those of 2 bits are scored by programs of one warp."""
 PEAK_UNITS = 8
 """Neighbouring units that have one peak: the best of their scores."""
 PEAKED_UNITS = range(8193, 32_769)
@@ -35,6 +35,12 @@ ROOMY = {(8, 0), (9, 0), (10, 0), (10, 3)}
 def unread_tile_units(row_bytes: int, units_per_group: int) -> int:
     """Units whose weights a program estimates at a time: whole groups, and fewer of rows that fill much memory."""
     return max(64 if row_bytes >= 256 else 128, units_per_group)
+
+
+def default_scored_tile(row_bytes: int, bits: int | None) -> int:
+    """Units that a program scores at a time. bits: of a channel; None of an index that is not packed."""
+    most = MOST_SCORED_UNITS_OF_2_BITS if bits == 2 else MOST_SCORED_UNITS
+    return min(max(SCORED_TILE_BYTES >> (row_bytes - 1).bit_length(), 16), most)
 
 
 @dataclass(frozen=True)
@@ -115,6 +121,7 @@ class StepWorkspace:
         row_bytes = selector.index_row_bytes(dim)
         if selector.cut_at(dim) < selector.index_width(dim):
             row_bytes = selector.cut_at(dim) * selector.index_dtype.itemsize
+        bits = selector.bits if isinstance(selector, QuantizedMean) else None
 
         unread_tile = unread_parts = 0
         if selector.remainder is not None:
@@ -132,7 +139,7 @@ class StepWorkspace:
 
         return StepWorkspace(
             tile,
-            scored_tile_units or min(max(SCORED_TILE_BYTES >> (row_bytes - 1).bit_length(), 16), MOST_SCORED_UNITS),
+            scored_tile_units or default_scored_tile(row_bytes, bits),
             processors,
             integers(max_requests + 1),
             integers(max_requests + 1),
