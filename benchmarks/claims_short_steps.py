@@ -3,7 +3,8 @@ within the budget. Measures nothing; claims.py puts them on the pages."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from statistics import mean
 from typing import Any
 
 from claim_words import Claims, Figures, down, up
@@ -75,18 +76,28 @@ def one_request_in_short_steps() -> Figures:
 def in_budget() -> Figures:
     """What steps take more than dense ones in contexts that a schedule of small units reads whole, in %: by turns, and in
     the records in which one engine was measured after the other."""
-    found = list(more_than_dense(IN_BUDGET.format("in-turns-h100")).values())
-    before = [more for record in IN_BUDGET_BEFORE for more in more_than_dense(IN_BUDGET.format(record)).values()]
-    blocks = results(IN_BUDGET.format("in-turns-h100"), "decode-step")[0]["seconds"]
-    assert min(found) > 100 * OVERHEAD_GOAL, "no cell meets the goal"
+    record = IN_BUDGET.format("in-turns-h100")
+    found = list(more_than_dense(record).values())
+    before = [more for each in IN_BUDGET_BEFORE for more in more_than_dense(IN_BUDGET.format(each)).values()]
+    undisturbed = pairs(decode_cells(record, fastest_quarter)).values()
+    blocks = results(record, "decode-step")[0]["seconds"]
+    meet = sum(more <= 100 * OVERHEAD_GOAL for more in found)
+    assert 0 < meet < len(found), "the page says that some cells meet the goal and others do not"
     return {
         "least": up(min(found), 1),
         "most": up(max(found), 1),
+        "meet": str(meet),
         "cells": str(len(found)),
         "blocks": str(len(blocks)),
+        "undisturbed": up(100 * max(sparse / dense - 1 for dense, sparse in undisturbed), 1),
         "before_least": up(min(before), 1),
         "before_most": up(max(before), 1),
     }
+
+
+def fastest_quarter(seconds: Sequence[float]) -> float:
+    """The mean of the fastest quarter of some times: those that the host disturbed least."""
+    return mean(sorted(seconds)[: len(seconds) // 4])
 
 
 def in_budget_profiled() -> Figures:
@@ -114,8 +125,9 @@ PAGES: Mapping[str, Claims] = {
         "takes {took_1024}, {took_4096} and {took_16384} ms there": one_request_in_short_steps,
         "The dense engine took {dense_1024}, {dense_4096} and {dense_16384} ms in the earlier record; beside them, in the "
         "later one, it was slower by up to {beside} %": one_request_in_short_steps,
-        "**They take {least} to {most} % more than dense ones, and the host is the reason.** Those are the medians of "
-        "{blocks} blocks in each of {cells} cells": in_budget,
+        "**They take {least} to {most} % more than dense ones, and {meet} of {cells} cells meet the goal.** Those are the "
+        "medians of {blocks} blocks in each cell": in_budget,
+        "In the fastest quarter of the blocks they take {undisturbed} % more at most": in_budget,
         "the kernels of a sparse step take {sparse} ms and those of a dense one {dense}; {index} ms of that update the "
         "index. Blocks of whole steps took {fastest} to {slowest} ms": in_budget_profiled,
         "have medians from {before_least} to {before_most} % over dense": in_budget,

@@ -225,9 +225,9 @@ def two_gpus() -> Figures:
     }
 
 
-def calibration() -> Figures:
+def calibration(name: str = "calibration-cost-qwen3-1.7b-12288-h100") -> Figures:
     """Seconds of a whole calibration beside those of an evaluation of the same model."""
-    record = records.read(RESULTS / "calibration-cost-qwen3-1.7b-h200.json", "calibration-cost")
+    record = records.read(RESULTS / f"{name}.json", "calibration-cost")
     found, tokens = record["results"], record["config"]["response_tokens"]
     calibrated = found["calibration"]
     assert calibrated["verify_rounds"] == 2, "two of four rounds"
@@ -238,6 +238,10 @@ def calibration() -> Figures:
         "whole": down(found["evaluation"]["whole_seconds"]),
         "most": up(100 * found["most_share_of_seconds"]),
     }
+
+
+def calibration_of_shorter_responses() -> Figures:
+    return calibration("calibration-cost-qwen3-1.7b-h200")
 
 
 def load() -> Figures:
@@ -322,7 +326,13 @@ PAGES: Mapping[str, Claims] = {
     "docs/calibration.md": {
         "responses of {tokens} tokens, the whole command took {took} s, which is {share} % of the {whole} s that sampling "
         "an evaluation would take there": calibration,
-        "with all of them it would be {most} %.": calibration,
+        "It ran two of four rounds of verification; with all of them it would be {most} %.": calibration,
+        "With responses of {tokens} tokens it took {took} s on an H200, {share} % of {whole} s, and with all rounds {most} "
+        "%": calibration_of_shorter_responses,
+    },
+    "docs/own-model.md": {
+        "With responses of {tokens} tokens a calibration of a model of Qwen3-1.7B's shape took {took} s of an H100, "
+        "[{share} % of the seconds of an evaluation]": calibration,
     },
     "README.md": {
         "of four tokens with four bits make rollouts {fours_slowest} to {fours_fastest} times as fast as dense ones, and "

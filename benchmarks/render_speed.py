@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 import textwrap
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -159,10 +160,12 @@ def _by_lengths(runs: list[WholeRun]) -> dict[tuple[str, str], dict[str, WholeRu
     return found
 
 
-def decode_cells(name: str = "decode-step-qwen3-1.7b-h200") -> dict[tuple[int, int, str], float]:
-    """(batch, context, engine) -> milliseconds of a step, where it was measured."""
+def decode_cells(
+    name: str = "decode-step-qwen3-1.7b-h200", of_blocks: Callable[[Sequence[float]], float] = statistics.median
+) -> dict[tuple[int, int, str], float]:
+    """(batch, context, engine) -> milliseconds of a step, where it was measured, from the seconds of its blocks."""
     return {
-        (cell["batch"], cell["context_tokens"], cell["engine"]): 1e3 * statistics.median(cell["seconds"])
+        (cell["batch"], cell["context_tokens"], cell["engine"]): 1e3 * of_blocks(cell["seconds"])
         for cell in results(name, "decode-step")
         if "seconds" in cell
     }
