@@ -104,13 +104,15 @@ class Guard:
         return self.at_least is not None or self.impossible is not None
 
     def notice(self, dense: bool) -> list[str]:
-        """An event for the start of a run whose sparse rollouts the guard cannot watch, because it has no target."""
-        watches_gap = self.reward_gap is not None and self.reward_gap.settings.reward_gap is not None
-        if self.action == "off" or self.has_target or watches_gap or dense:
+        """An event for the start of a run whose sparse rollouts the guard cannot watch, or only by their rewards, because it
+        has no target."""
+        if self.action == "off" or self.has_target or dense:
             return []
+        watches_gap = self.reward_gap is not None and self.reward_gap.settings.reward_gap is not None
+        watched, leave = ("the reward alone", "") if watches_gap else ("nothing", ', or set guard.action = "off"')
         return [
-            "the guard watches nothing: there is no target for the tail; give one with guard.at_least, for example 0.86, or "
-            'guard.impossible_at_most, for example 1e-4, or set guard.action = "off"'
+            f"the guard watches {watched}: there is no target for the tail; give one with guard.at_least, for example 0.86, "
+            f"or guard.impossible_at_most, for example 1e-4{leave}"
         ]
 
     def watch(self, step: StepEvidence) -> Decision:

@@ -139,6 +139,16 @@ def test_a_guard_without_a_target_says_so_at_the_start_of_a_sparse_run() -> None
     assert Guard("warn", 0.86).notice(dense=False) == []
 
 
+def test_a_guard_with_a_control_group_alone_says_that_it_watches_the_reward_alone() -> None:
+    guard = Guard("warn", None, reward_gap=RewardGap(ControlGroupSettings()))
+    (notice,) = guard.notice(dense=False)
+    assert notice.startswith("the guard watches the reward alone: there is no target for the tail")
+    assert notice.endswith("guard.impossible_at_most, for example 1e-4")
+    assert guard.notice(dense=True) == []
+    blind = Guard("warn", None, reward_gap=RewardGap(ControlGroupSettings(reward_gap=None)))
+    assert "watches nothing" in blind.notice(dense=False)[0]
+
+
 def test_stricter_goes_down_its_list_and_dense_ends_the_watch() -> None:
     guard = Guard("warn", 0.86, stricter=(TIGHT, None))
     schedule: Schedule | None = LOOSE
@@ -357,7 +367,6 @@ def test_a_guard_that_is_off_and_one_without_a_target_report_the_control_group()
     off = guard_of_gap("off").watch(paired(1))
     assert (off.action, off.events, off.report["control/reward_gap"]) == ("none", (), 1)
     targetless = Guard("warn", None, reward_gap=RewardGap(ControlGroupSettings()))
-    assert targetless.notice(dense=False) == []
     assert targetless.watch(paired(1)).action == "warn"
 
 
