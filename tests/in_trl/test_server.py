@@ -116,3 +116,13 @@ def test_checks_of_drafts_cannot_be_heard_over_http(served: Observed) -> None:
         SparseClient(
             served.trainer._sparse_engine._client, capacity=START.checked(), settings=settings, of_control=settings
         )
+
+
+def test_a_server_of_several_engines_is_refused() -> None:
+    class OfTwoEngines(SparseClient):
+        def _ask(self, method: str, *arguments: Any) -> Any:
+            return "2" if method == "sparroll_data_parallel_size" else None
+
+    with pytest.raises(UserError, match="among 2 engines") as refused:
+        OfTwoEngines(None, capacity=START, settings=RescoringSettings(), of_control=RescoringSettings())
+    assert "--tensor-parallel-size" in str(refused.value.hint)

@@ -53,6 +53,13 @@ class SparseClient(MeasuredRounds):
                 'vllm_mode="colocate", or a schedule without a check',
             )
         self._client = client
+        # The route hands numbers on as text.
+        engines = int(self._ask("sparroll_data_parallel_size"))
+        if engines > 1:
+            raise UserError(
+                f"the vLLM server shares its requests among {engines} engines, and only the first one says what it ran",
+                "start it without --data-parallel-size; --tensor-parallel-size takes several GPUs",
+            )
         # The probe is chosen here, and only it is held.
         super().__init__(settings, of_control)
 
