@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -57,6 +58,33 @@ def test_tensor_lookup_equals_int_lookup_for_any_shape_and_integer_type() -> Non
         schedule.kv_budget_tokens(torch.tensor([1.0]))
     with pytest.raises(UserError, match="negative"):
         schedule.kv_budget_tokens(-1)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "int16", "uint32", "uint64"])
+def test_lengths_of_any_integer_type_give_the_same_counts(dtype: str) -> None:
+    schedule = Schedule.load("qwen3-1.7b-0.86")
+    lengths = [0, 100] if dtype.endswith("t8") else [0, 100, 20_000]
+    reads, unread = [0, 100, 4096][: len(lengths)], [0, 0, 26 * (20_000 - 4096)][: len(lengths)]
+    arrays = np.array(lengths, dtype=dtype), torch.tensor(lengths, dtype=getattr(torch, dtype))
+    for given in arrays:
+        assert schedule.read_tokens(given).tolist() == reads
+        assert schedule.unread_tokens(given, 28).tolist() == unread
+    for length, read in zip(arrays[0], reads, strict=True):
+        assert schedule.read_tokens(length) == read and type(schedule.read_tokens(length)) is int
+        assert schedule.unread_tokens(length, 28) == 26 * (int(length) - read)
+
+
+def test_what_is_no_length_is_refused() -> None:
+    schedule = Schedule.fixed(512)
+    for ask in (schedule.kv_budget_tokens, schedule.read_tokens, lambda given: schedule.unread_tokens(given, 4)):
+        for negative in (-1, np.int64(-1), np.array([5, -1]), torch.tensor([[5], [-1]])):
+            with pytest.raises(UserError, match="context_tokens must not be negative, got -1"):
+                ask(negative)
+        for wrong in ([1999, 2000], "x", None, 1.5, np.array([1.5]), torch.tensor([1.5])):
+            with pytest.raises(UserError, match="context_tokens must be integers, got"):
+                ask(wrong)
+    assert schedule.read_tokens(np.array([], dtype=np.int32)).shape == (0,)
+    assert schedule.read_tokens(torch.zeros(2, 0, dtype=torch.int32)).shape == (2, 0)
 
 
 def test_all_twenty_presets_load_and_name_their_model() -> None:
