@@ -111,6 +111,25 @@ def test_save_and_load_round_trip(tmp_path: Path) -> None:
     assert json.dumps(again.table()) == json.dumps(schedule.table())
 
 
+def test_numbers_of_numpy_can_be_saved(tmp_path: Path) -> None:
+    groups = {"dense_layers": (0,), "layer_groups": ((1,), (2,))}
+    for schedule, same in (
+        (Schedule.fixed(np.int64(512)), Schedule.fixed(512)),
+        (Schedule.fixed(64).checked(np.int64(6), np.float32(0.5)), Schedule.fixed(64).checked(6, 0.5)),
+        (Schedule((Step(np.uint16(0), 64), Step(np.int32(99), np.int64(80)))), Schedule((Step(0, 64), Step(99, 80)))),
+        (Schedule((Step(0, (np.int64(64), 80)),), **groups), Schedule((Step(0, (64, 80)),), **groups)),
+    ):
+        assert schedule == same and json.dumps(schedule.inline()) == json.dumps(same.inline())
+        assert Schedule.load(schedule.save(tmp_path / "saved.toml")).table() == same.table()
+
+
+def test_a_step_keeps_every_figure_that_a_calibration_writes(tmp_path: Path) -> None:
+    figures = "tokens = 81234, rollouts = 512, verified = true, interpolated = false, dense = true"
+    written = VALID.replace("tokens = 81234", f"{figures}, at_kv_budget_tokens = 384")
+    measured = Schedule.load(write(tmp_path, written)).steps[0].measured
+    assert measured is not None and len(measured) == 9 and measured["at_kv_budget_tokens"] == 384
+
+
 def test_a_schedule_given_inline_needs_no_file_and_keeps_its_name(tmp_path: Path) -> None:
     schedule = Schedule.load(write(tmp_path, VALID)).checked(64)
     inline = schedule.inline()
