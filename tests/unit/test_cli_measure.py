@@ -178,6 +178,7 @@ def test_measuring_refuses_bad_settings_before_the_model_is_loaded(
     [
         ("--objective kll", "unknown objective 'kll'", "kl"),
         ("--objective kl", "the objective kl is as small as a step's time allows", "--step-time-share 0.4"),
+        ("--objective kl --step-time-share 0", "a dense step's time must be above 0, got 0", "--step-time-share 0.4"),
         ("--step-time-share 0.4", "a limit of a step's time needs something else to be small", "--objective kl"),
         ("--objective kl --step-time-share 0.4 --estimator exact", "the estimator exact has none", "top_k_lower"),
         ("--kl-at-most 0.01 --estimator exact", "the estimator exact has none", "top_k_lower"),

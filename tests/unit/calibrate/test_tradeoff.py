@@ -331,6 +331,16 @@ def test_a_verification_that_makes_steps_too_long_is_noted(swept) -> None:
         ({"objective": "kl"}, "the objective kl is as small as a step's time allows, so it needs one limit, and 0 are"),
         ({"objective": "time", "step_time_share": 0.5}, "a limit of a step's time needs something else to be small"),
         ({"step_time_share": 0.5, "at_time_of": Schedule.fixed(64)}, "needs one limit, and 2 are given"),
+        ({"step_time_share": 0.0}, "the share of a dense step's time must be above 0, got 0"),
+        ({"step_time_share": float("nan")}, "the share of a dense step's time must be above 0, got nan"),
+        (
+            {"at_time_of": Schedule.fixed(64, dense_layers=(0, 27))},
+            "--at-time-of fixed-64: dense_layers names layer 27, but the model has layers 0..3",
+        ),
+        (
+            {"at_time_of": Schedule.fixed(64, dense_layers=(0,)).checked(16)},
+            r"(?s)--at-time-of fixed-64-checked-16-0.01 checks drafts, so .*hint: name a schedule without \[check\]",
+        ),
         (
             {"step_time_share": 0.5, "checks": [DraftCheck()]},
             "with checks of drafts the objective is the time of a kept",
