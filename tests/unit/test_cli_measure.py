@@ -131,6 +131,10 @@ def test_calibrate_writes_a_schedule_that_loads(tmp_path: Path, capsys: pytest.C
     output = capsys.readouterr()
     assert "dense ceiling" in output.out
     assert output.err.splitlines()[-1] == f"wrote {out / 'mine.toml'}"
+    kept = f"what {out} holds of that from before is not sampled again"
+    assert "this samples at most" in output.err and kept not in output.err.splitlines()
+    assert main(command) == 0
+    assert kept in capsys.readouterr().err.splitlines()
     schedule = Schedule.load(out / "mine.toml")
     assert schedule.target is not None
     assert schedule.target["at_least"] == 0.3
