@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +29,7 @@ import torch
 from torch import Tensor
 
 from sparroll.errors import UserError, nearest
-from sparroll.types import is_whole
+from sparroll.types import is_real, is_whole
 
 FAR_NATS = 2.0
 """A token whose log q~ is this much above its log p counts as far off in the figures of checks."""
@@ -58,13 +59,15 @@ class DraftCheck:
                 f"{self.window_tokens!r}",
                 "windows of 32 to 128 tokens were measured",
             )
-        number = isinstance(self.floor, (int, float)) and not isinstance(self.floor, bool)
-        if not number or not 0 < self.floor <= 1:
+        if not is_real(self.floor) or not 0 < self.floor <= 1:
             raise UserError(
                 f"floor must be above 0 and at most 1, got {self.floor!r}",
                 "0.01 takes back the impossible, 1 samples from the dense policy exactly; to keep every token, leave "
                 "the check out",
             )
+        # numpy's numbers are no numbers to TOML and JSON.
+        object.__setattr__(self, "window_tokens", operator.index(self.window_tokens))
+        object.__setattr__(self, "floor", float(self.floor))
 
     def __str__(self) -> str:
         return f"every {self.window_tokens} tokens at floor {self.floor:g}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, Literal
 
 import torch
@@ -388,6 +388,11 @@ def check_tensors(**values: object) -> None:
 def is_whole(value: object) -> bool:
     """Whether this is a whole number: an int or a numpy integer, but not True or False."""
     return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def is_real(value: object) -> bool:
+    """Whether this is a number: an int, a float or one of numpy, but not True or False."""
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def padded(values: Sequence[Tensor]) -> Tensor:

@@ -131,6 +131,10 @@ def test_calibrate_writes_a_schedule_that_loads(tmp_path: Path, capsys: pytest.C
     output = capsys.readouterr()
     assert "dense ceiling" in output.out
     assert output.err.splitlines()[-1] == f"wrote {out / 'mine.toml'}"
+    kept = f"what {out} holds of that from before is not sampled again"
+    assert "this samples at most" in output.err and kept not in output.err.splitlines()
+    assert main(command) == 0
+    assert kept in capsys.readouterr().err.splitlines()
     schedule = Schedule.load(out / "mine.toml")
     assert schedule.target is not None
     assert schedule.target["at_least"] == 0.3
@@ -178,6 +182,7 @@ def test_measuring_refuses_bad_settings_before_the_model_is_loaded(
     [
         ("--objective kll", "unknown objective 'kll'", "kl"),
         ("--objective kl", "the objective kl is as small as a step's time allows", "--step-time-share 0.4"),
+        ("--objective kl --step-time-share 0", "a dense step's time must be above 0, got 0", "--step-time-share 0.4"),
         ("--step-time-share 0.4", "a limit of a step's time needs something else to be small", "--objective kl"),
         ("--objective kl --step-time-share 0.4 --estimator exact", "the estimator exact has none", "top_k_lower"),
         ("--kl-at-most 0.01 --estimator exact", "the estimator exact has none", "top_k_lower"),

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -59,6 +60,33 @@ def test_tensor_lookup_equals_int_lookup_for_any_shape_and_integer_type() -> Non
         schedule.kv_budget_tokens(-1)
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "int16", "uint32", "uint64"])
+def test_lengths_of_any_integer_type_give_the_same_counts(dtype: str) -> None:
+    schedule = Schedule.load("qwen3-1.7b-0.86")
+    lengths = [0, 100] if dtype.endswith("t8") else [0, 100, 20_000]
+    reads, unread = [0, 100, 4096][: len(lengths)], [0, 0, 26 * (20_000 - 4096)][: len(lengths)]
+    arrays = np.array(lengths, dtype=dtype), torch.tensor(lengths, dtype=getattr(torch, dtype))
+    for given in arrays:
+        assert schedule.read_tokens(given).tolist() == reads
+        assert schedule.unread_tokens(given, 28).tolist() == unread
+    for length, read in zip(arrays[0], reads, strict=True):
+        assert schedule.read_tokens(length) == read and type(schedule.read_tokens(length)) is int
+        assert schedule.unread_tokens(length, 28) == 26 * (int(length) - read)
+
+
+def test_what_is_no_length_is_refused() -> None:
+    schedule = Schedule.fixed(512)
+    for ask in (schedule.kv_budget_tokens, schedule.read_tokens, lambda given: schedule.unread_tokens(given, 4)):
+        for negative in (-1, np.int64(-1), np.array([5, -1]), torch.tensor([[5], [-1]])):
+            with pytest.raises(UserError, match="context_tokens must not be negative, got -1"):
+                ask(negative)
+        for wrong in ([1999, 2000], "x", None, 1.5, np.array([1.5]), torch.tensor([1.5])):
+            with pytest.raises(UserError, match="context_tokens must be integers, got"):
+                ask(wrong)
+    assert schedule.read_tokens(np.array([], dtype=np.int32)).shape == (0,)
+    assert schedule.read_tokens(torch.zeros(2, 0, dtype=torch.int32)).shape == (2, 0)
+
+
 def test_all_twenty_presets_load_and_name_their_model() -> None:
     assert len(presets()) == 20
     for name in presets():
@@ -81,6 +109,25 @@ def test_save_and_load_round_trip(tmp_path: Path) -> None:
     assert schedule.steps[0].measured == {"value": 0.866, "low": 0.861, "high": 0.871, "tokens": 81234}
     again = Schedule.load(schedule.save(tmp_path / "again" / "copy.toml"))
     assert json.dumps(again.table()) == json.dumps(schedule.table())
+
+
+def test_numbers_of_numpy_can_be_saved(tmp_path: Path) -> None:
+    groups = {"dense_layers": (0,), "layer_groups": ((1,), (2,))}
+    for schedule, same in (
+        (Schedule.fixed(np.int64(512)), Schedule.fixed(512)),
+        (Schedule.fixed(64).checked(np.int64(6), np.float32(0.5)), Schedule.fixed(64).checked(6, 0.5)),
+        (Schedule((Step(np.uint16(0), 64), Step(np.int32(99), np.int64(80)))), Schedule((Step(0, 64), Step(99, 80)))),
+        (Schedule((Step(0, (np.int64(64), 80)),), **groups), Schedule((Step(0, (64, 80)),), **groups)),
+    ):
+        assert schedule == same and json.dumps(schedule.inline()) == json.dumps(same.inline())
+        assert Schedule.load(schedule.save(tmp_path / "saved.toml")).table() == same.table()
+
+
+def test_a_step_keeps_every_figure_that_a_calibration_writes(tmp_path: Path) -> None:
+    figures = "tokens = 81234, rollouts = 512, verified = true, interpolated = false, dense = true"
+    written = VALID.replace("tokens = 81234", f"{figures}, at_kv_budget_tokens = 384")
+    measured = Schedule.load(write(tmp_path, written)).steps[0].measured
+    assert measured is not None and len(measured) == 9 and measured["at_kv_budget_tokens"] == 384
 
 
 def test_a_schedule_given_inline_needs_no_file_and_keeps_its_name(tmp_path: Path) -> None:
@@ -142,6 +189,11 @@ def test_a_broken_inline_schedule_says_what_is_wrong() -> None:
         ("value = 0.866", "value = nan", "measured.value must lie in [0, 1], got nan"),
         ("low = 0.861", "low = -inf", "measured.low must lie in [0, 1], got -inf"),
         ("tokens = 81234", "tokens = 1.5", "measured.tokens must be a whole number, got 1.5"),
+        ("{ value = 0.866", "{ valeu = 0.866", "unknown key 'valeu' in measured\nhint: did you mean 'value'?"),
+        ("low = 0.861", "low = 0.9", "between measured.low and measured.high, got low = 0.9, value = 0.866, high = 0.871"),
+        ("value = 0.866, low = 0.861", "low = 0.9", "between measured.low and measured.high, got low = 0.9, high = 0.871"),
+        ("tokens = 81234", "verified = 1", "measured.verified must be true or false, got 1"),
+        ("tokens = 81234", "at_kv_budget_tokens = -1", "measured.at_kv_budget_tokens must be a whole number, got -1"),
         ("measured = {", "measured = 3 # {", "measured must be a table of figures, got 3"),
         ('model = "Qwen/Qwen3-1.7B"', "model = 5", "model must be text, got 5"),
         ("target = {", "target = 5 # {", "target must be a table, got 5"),

@@ -211,7 +211,8 @@ def _walk(
         assert isinstance(bins[-1].kv_budget_tokens, int)
         bins.append(replace(skipped, kv_budget_tokens=max(whole_tokens, least, bins[-1].kv_budget_tokens)))
     if waiting:
-        share = f"the share of the context read in {last.name}{', or what the bounds need' if least_budgets else ''}"
+        bounded = ", or what the bounds need" if any(least_budgets.values()) else ""
+        share = f"the share of the context read in {last.name}{bounded}"
         start = waiting[-1].from_context_tokens
         gaps.append(Unmeasured(needs.lacking(waiting, "up to "), start, f", {share}", start))
     beyond = f"contexts from {curves[-1][0][1]} on were not measured; they take the "

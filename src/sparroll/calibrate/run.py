@@ -10,7 +10,7 @@ from typing import Any
 
 from sparroll.attention.selectors import PageMean, Selector
 from sparroll.calibrate.allocation.tradeoff import trade_off, with_verification
-from sparroll.calibrate.allocation.wanted import Objective, Tradeoff, Wanted, check_limit, selector_label
+from sparroll.calibrate.allocation.wanted import Objective, Tradeoff, Wanted, check_limit, limits_given, selector_label
 from sparroll.calibrate.bounds import NO_BOUNDS, BlindSpots, holding
 from sparroll.calibrate.choice import CheckChoice, Machine, choose, with_reasons
 from sparroll.calibrate.defaults import VERIFY_ROUNDS
@@ -167,10 +167,12 @@ def calibrate(
     least = {"min_tokens": min_tokens, "min_rollouts": min_rollouts}
     wanted = Wanted.of(objective, target, bounds, bool(checks), **least)
     selectors = [selector or PageMean(), *also_selectors]
-    limits = (step_time_share is not None) + (at_time_of is not None)
+    limits = limits_given(step_time_share, at_time_of)
     _check_asked(study, wanted, limits, selectors, checks, layer_groups, budgets)
     weighs_time = bool(checks) or objective != "time" or len(selectors) > 1
     shape = (shape or model_shape(study.scorer.model.config)) if weighs_time else None
+    if at_time_of is not None and shape is not None:
+        _check_compared(at_time_of, shape)
     device = hardware if isinstance(hardware, Hardware) else find_hardware(hardware)
 
     def on_ceiling(ceiling: Measurement) -> None:
@@ -229,6 +231,19 @@ def _check_asked(
     check_selectors(selectors, budgets)
     if wanted.bounds.over_2_nats_at_most is not None and not checks:
         raise UserError("a bound on tokens more than 2 nats off needs checked drafts", "give checks to choose among")
+
+
+def _check_compared(at_time_of: Schedule, shape: ModelShape) -> None:
+    """Raise UserError for a schedule whose decode steps are none of this model, or not all that a token takes."""
+    if at_time_of.check is not None:
+        raise UserError(
+            f"--at-time-of {at_time_of.name} checks drafts, so a token takes more than its decode step",
+            "name a schedule without [check], or give --step-time-share 0.4, of a dense step",
+        )
+    try:
+        at_time_of.check_layers(shape.layers)
+    except UserError as error:
+        raise UserError(f"--at-time-of {at_time_of.name}: {error.message}", error.hint) from None
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ class Store:
             for left_behind in self.folder.glob(".*.tmp"):
                 left_behind.unlink()
         path = self.folder / "settings.json"
-        begun = any(self.folder.glob("*.safetensors"))
+        begun = holds_measurements(self.folder)
         if not path.exists() and begun:
             raise UserError(
                 f"{self.folder} holds measurements but no settings.json", "choose another folder with --out"
@@ -114,6 +114,11 @@ class Store:
 
     def save_rollouts(self, rollouts: list[Rollout]) -> None:
         _write_tensors(self.folder / "rollouts.safetensors", rollout_tensors(rollouts))
+
+
+def holds_measurements(out: Path | str) -> bool:
+    """Whether a sweep that was begun in the folder has kept anything, which another call does not sample again."""
+    return any(Path(out).glob("*.safetensors"))
 
 
 def fingerprint(study: Study) -> dict[str, Any]:

@@ -82,6 +82,7 @@ def calibrate(
     from sparroll.calibrate.open_study import open_study, published_selector, selector_from, study_table
     from sparroll.calibrate.prospects import check_request
     from sparroll.calibrate.run import calibrate as run
+    from sparroll.calibrate.store import holds_measurements
     from sparroll.calibrate.sweep import PUBLISHED_PAGES
     from sparroll.cli.calibration import asked
     from sparroll.plan.hardware import find_hardware
@@ -142,6 +143,8 @@ def calibrate(
             settings, len(entries), len(runnable(study, candidates.budgets)[0]), verify_rounds, compared
         )
         say(str(cost))
+        if holds_measurements(out):
+            say(f"what {out} holds of that from before is not sampled again")
         if cost.is_dear:
             say(cost.warning, alarm=True)
         with study.engine:

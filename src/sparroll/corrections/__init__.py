@@ -26,6 +26,7 @@ from sparroll.corrections.sparse_rl_released import SparseRLReleased
 from sparroll.corrections.tis import TIS
 from sparroll.corrections.veto import Veto
 from sparroll.errors import UserError, nearest
+from sparroll.types import is_real
 
 __all__ = [
     "AcceptedMass",
@@ -73,6 +74,7 @@ def correction(name: str, **settings: float | str) -> Correction:
             _check_choice(name, key, value, get_args(kinds[key]))
         else:
             _check_weight(name, key, value)
+            settings[key] = float(value)
     made = _CORRECTIONS[name](**settings)
     for what in ("weight", "keep"):
         least, largest = getattr(made, f"{what}_min", None), getattr(made, f"{what}_max", None)
@@ -97,6 +99,5 @@ def _check_choice(name: str, key: str, value: Any, choices: tuple[Any, ...]) -> 
 
 
 def _check_weight(name: str, key: str, value: Any) -> None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or value < 0 or (key.endswith("_max") and value == 0):
+    if not is_real(value) or not math.isfinite(value) or value < 0 or (key.endswith("_max") and value == 0):
         raise UserError(f"correction {name!r}: {key} must be a positive number, got {value!r}")

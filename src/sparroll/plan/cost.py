@@ -16,6 +16,7 @@ from typing import Literal
 
 from sparroll.errors import UserError, nearest
 from sparroll.schedule import Schedule
+from sparroll.types import is_real
 
 KINETICS_INTENSITY = 562.5
 """FLOPs that a B200 can do while it reads one element of the cache: 2.25e15 FLOP/s * 2 bytes / 8e12 bytes/s."""
@@ -70,12 +71,17 @@ def sparse(
     _check(parameters, prompt_tokens, response_tokens, kv_width, gqa_ratio, samples, intensity)
     P, N, Lin, Lout, D, r = parameters, samples, prompt_tokens, response_tokens, kv_width, gqa_ratio
     if isinstance(kv_budget_tokens, Schedule):
-        unit_tokens = unit_tokens or kv_budget_tokens.selector.unit_tokens
+        unit_tokens = kv_budget_tokens.selector.unit_tokens if unit_tokens is None else unit_tokens
         tokens_read = integrated_budget(kv_budget_tokens, Lin, Lin + Lout)
     else:
-        if kv_budget_tokens <= 0:
+        if not is_real(kv_budget_tokens):
+            raise UserError(
+                f"kv_budget_tokens is a number of tokens or a Schedule, got {kv_budget_tokens!r}",
+                "load a preset or a file: Schedule.load(...)",
+            )
+        if not kv_budget_tokens > 0:
             raise UserError(f"kv_budget_tokens must be positive, got {kv_budget_tokens}")
-        unit_tokens = unit_tokens or 16
+        unit_tokens = 16 if unit_tokens is None else unit_tokens
         tokens_read = kv_budget_tokens * Lout
     attention = 2 * (r + intensity) * N * D * tokens_read
     return 2 * N * P * Lout + attention + _scoring(N, Lin, Lout, D, r, intensity, unit_tokens, scoring)
@@ -195,7 +201,7 @@ def _scoring(
 ) -> float:
     if scoring not in SCORINGS:
         raise UserError(f"unknown scoring {scoring!r}", nearest(str(scoring), SCORINGS))
-    if s <= 0:
+    if not s > 0:
         raise UserError(f"unit_tokens must be positive, got {s}")
     if scoring == "none":
         return 0.0
@@ -213,8 +219,8 @@ def _check(
     samples: float,
     intensity: float,
 ) -> None:
-    if prompt_tokens < 0 or response_tokens < 0:
-        raise UserError(f"lengths must not be negative, got prompt {prompt_tokens} and response {response_tokens}")
+    if not prompt_tokens >= 0 or not response_tokens >= 0:
+        raise UserError(f"lengths must be 0 or more, got prompt {prompt_tokens} and response {response_tokens}")
     positive = {"parameters": parameters, "kv_width": kv_width, "gqa_ratio": gqa_ratio, "samples": samples}
     for name, value in {**positive, "intensity": intensity}.items():
         if not value > 0:

@@ -10,6 +10,8 @@ import dataclasses
 import json
 import math
 import os
+import reprlib
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +22,9 @@ import torch
 
 from sparroll import files
 from sparroll.errors import UserError, nearest
+from sparroll.types import is_real, is_whole
+
+_LARGEST = sys.float_info.max
 
 
 @dataclass(frozen=True)
@@ -41,12 +46,22 @@ class Hardware:
     other, so that none of it is ever idle."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str):
-            raise UserError(f"the name of hardware must be text, got {self.name!r}")
-        for name in ("flops_per_second", "bandwidth_bytes_per_second", "memory_bytes", "processors"):
+        for name in ("name", "source", "dtype"):
+            if not isinstance(getattr(self, name), str):
+                raise UserError(f"the {name} of hardware must be text, got {getattr(self, name)!r}")
+        for name in ("flops_per_second", "bandwidth_bytes_per_second", "memory_bytes"):
             value = getattr(self, name)
-            if not (isinstance(value, (int, float)) and math.isfinite(value) and value > 0):
-                raise UserError(f"{name} of hardware {self.name!r} must be positive, got {value!r}")
+            if not is_real(value) or not 0 < value <= _LARGEST:
+                raise UserError(
+                    f"{name} of hardware {self.name!r} must be positive and finite, got {reprlib.repr(value)}",
+                    "an H200 has 989e12 FLOPs and 4.8e12 bytes a second and 141e9 bytes",
+                )
+        if not is_whole(self.processors) or not 0 < self.processors <= _LARGEST:
+            raise UserError(
+                f"processors of hardware {self.name!r} must be a whole number from 1 on, got "
+                f"{reprlib.repr(self.processors)}",
+                "an H200 has 132; leave it out where it is not known",
+            )
 
     def intensity(self, element_bytes: int = 2) -> float:
         """FLOPs that the device could do while it reads one element of the cache, which sparroll.cost calls
@@ -92,7 +107,9 @@ def find_hardware(name_or_path: str | Path) -> Hardware:
         return Hardware(**json.loads(Path(text).read_text(encoding="utf-8")))
     except OSError as error:
         raise UserError(f"cannot read the hardware file {text}: {error.strerror}") from None
-    except (json.JSONDecodeError, UnicodeDecodeError, TypeError) as error:
+    except UserError:
+        raise
+    except (ValueError, TypeError) as error:
         raise UserError(f"{text} is not a hardware file: {error}", "write one with Hardware.save") from None
 
 

@@ -110,6 +110,8 @@ def _read_config(name: str) -> Any:
     except (OSError, ValueError) as error:
         hint = f"built in: {', '.join(BUILT_IN)}; or give a folder that holds the model's config.json"
         raise UserError(f"cannot read the config of {name!r}: {str(error).strip().splitlines()[0]}", hint) from None
+    except Exception as error:
+        raise _bad_config(name, error) from None
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -134,11 +136,12 @@ def _config_of(table: dict[str, Any]) -> Any:
     except ValueError:
         raise UserError(f"the config has an unknown model_type {kind!r}", "give the model's own config.json") from None
     except Exception as error:
-        # transformers checks fields in many ways, and each has an error of its own.
         raise _bad_config(kind, error) from None
 
 
 def _bad_config(name: Any, error: Exception) -> UserError:
+    """For what transformers makes of a field that no model has: it checks fields in many ways, each with an error of its
+    own."""
     reason = " ".join(str(error).split()) or type(error).__name__
     return UserError(f"the config of {name!r} describes no model: {reason}", "give the model's own config.json")
 
@@ -149,6 +152,10 @@ def _from_config(config: Any, name: str) -> ModelShape:
 
     config = config.get_text_config()
     _check_attention(config, name)
+    for field in ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size"):
+        size = getattr(config, field, None)
+        if isinstance(size, int) and size < 1:
+            raise _bad_config(name, ValueError(f"{field} must be 1 or more, got {size}"))
     try:
         # On the meta device a model has shapes but no storage.
         with torch.device("meta"):
@@ -156,7 +163,7 @@ def _from_config(config: Any, name: str) -> ModelShape:
     except ValueError as error:
         reason = str(error).strip().splitlines()[0]
         raise UserError(f"{name} is not a causal language model: {reason}") from None
-    except (ArithmeticError, RuntimeError, TypeError) as error:
+    except Exception as error:
         raise _bad_config(name, error) from None
     experts = _first(config, "num_experts", "num_local_experts", "n_routed_experts") or 1
     return ModelShape(

@@ -27,7 +27,8 @@ from sparroll.plan.length_mix import LengthMix, LengthsAre
 from sparroll.plan.model_shape import ModelShape, model_shape, name_to_check
 from sparroll.plan.step_reads import StepReads
 from sparroll.plan.time_model import TimeModel
-from sparroll.schedule import Schedule
+from sparroll.schedule import MOST_TOKENS, Schedule
+from sparroll.types import is_whole
 
 Bound = Literal["memory", "compute", "kernels", "measured"]
 
@@ -308,9 +309,10 @@ def plan(
     reads = StepReads(shape, _schedule(schedule, model, shape, force_schedule), element_bytes)
     kv_bytes = shape.layers * reads.token_bytes
     room = memory_share * device.memory_bytes - reserved_bytes
-    size = batch if batch is not None else _batch(shape, device, mix, kv_bytes, shape.parameters * element_bytes, room)
-    if size < 1:
-        raise UserError(f"batch must be at least 1, got {size}")
+    weight_bytes = shape.parameters * element_bytes
+    size = batch if batch is not None else _batch(shape, device, mix, kv_bytes, weight_bytes, room)
+    if batch is not None and not (is_whole(batch) and 1 <= batch <= MOST_TOKENS):
+        raise UserError(f"batch must be a whole number from 1 to {MOST_TOKENS:,}, got {batch}")
     check, taken_back = reads.schedule.check, (cut_share, drafted_per_kept)
     _check_asked(reads.schedule, taken_back != (None, None), control_share)
     decoder = _Decoder(reads, device, size, overhead_seconds_per_layer * shape.layers, time_model, kernels)
@@ -331,6 +333,7 @@ def plan(
         by_length=tuple(decoder.row(context) for context in _eighths(mix)),
         assumptions=(
             *([f"the schedule is {reads.schedule.caveat}"] if reads.schedule.caveat else ()),
+            *_beyond_memory(device, size, weight_bytes, size * kv_bytes * mix.mean_tokens),
             *_assumptions(element_bytes, memory_share, reserved_bytes, batch, time_model, kernels is not None),
             *([] if time_model is not None else [kernels_said(device.name, reads.schedule.selector, kernels)]),
             *_said_of(verified),
@@ -438,6 +441,17 @@ def _batch(
             "take a larger device or shorter lengths, or set the batch yourself",
         )
     return size
+
+
+def _beyond_memory(device: Hardware, batch: int, weight_bytes: float, cache_bytes: float) -> list[str]:
+    """A line about a batch that the device cannot hold, which only one that was given can be."""
+    if weight_bytes + cache_bytes <= device.memory_bytes:
+        return []
+    return [
+        f"{device.name} cannot hold this batch: with {weight_bytes / 1e9:,.1f} GB of weights and "
+        f"{cache_bytes / 1e9:,.1f} GB of cache, {batch:,} requests at the mean context need more than its "
+        f"{device.memory_bytes / 1e9:,.1f} GB; without a given batch the plan has as many as fit"
+    ]
 
 
 def _assumptions(

@@ -34,6 +34,10 @@ _KEYS = [
     "steps",
 ]
 _STEP_KEYS = ["from_context_tokens", "kv_budget_tokens", "measured"]
+_SHARES = ["low", "value", "high"]
+_COUNTS = ["tokens", "rollouts", "at_kv_budget_tokens"]
+_FLAGS = ["verified", "interpolated", "dense"]
+"""What a step's `measured` may hold, by kind."""
 
 
 def fields_of(table: dict[str, Any]) -> dict[str, Any]:
@@ -129,8 +133,19 @@ def _check_measured(measured: object) -> None:
     """Raise UserError for figures that no measurement gives."""
     if not isinstance(measured, dict):
         raise UserError(f"measured must be a table of figures, got {measured!r}")
+    known = [*_SHARES, *_COUNTS, *_FLAGS]
     for key, value in measured.items():
-        if key in ("value", "low", "high") and not is_share(value):
+        if key not in known:
+            raise UserError(f"unknown key {key!r} in measured", nearest(str(key), known))
+        if key in _SHARES and not is_share(value):
             raise UserError(f"measured.{key} must lie in [0, 1], got {value!r}")
-        if key in ("tokens", "rollouts") and not is_count(value):
+        if key in _COUNTS and not is_count(value):
             raise UserError(f"measured.{key} must be a whole number, got {value!r}")
+        if key in _FLAGS and not isinstance(value, bool):
+            raise UserError(f"measured.{key} must be true or false, got {value!r}")
+    ends = [measured[key] for key in _SHARES if key in measured]
+    if ends != sorted(ends):
+        raise UserError(
+            "measured.value must lie between measured.low and measured.high, got "
+            + ", ".join(f"{key} = {measured[key]!r}" for key in _SHARES if key in measured)
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +26,7 @@ from sparroll.presets import is_inline, read_table
 from sparroll.schedule.file_tables import fields_of, table_of
 from sparroll.schedule.made_for import check_fits
 from sparroll.schedule.steps import Step, check_steps, is_count
+from sparroll.types import is_whole
 
 
 @dataclass(frozen=True)
@@ -139,22 +141,14 @@ class Schedule:
                 f"the schedule {self.name!r} has budgets for {len(self.layer_groups)} groups of layers, and no common one",
                 "ask for a layer's: schedule.of_layer(4).kv_budget_tokens(...), or of_layer(4).read_tokens(...)",
             )
-        if isinstance(context_tokens, Tensor):
-            if context_tokens.is_floating_point() or context_tokens.is_complex():
-                raise UserError(f"context_tokens must be integers, got {context_tokens.dtype}")
-            starts = torch.tensor(self._starts, device=context_tokens.device)
-            budgets = torch.tensor(self._budgets, device=context_tokens.device)
-            return budgets[(torch.bucketize(context_tokens, starts, right=True) - 1).clamp_min(0)]
-        if isinstance(context_tokens, np.ndarray):
-            if not np.issubdtype(context_tokens.dtype, np.integer):
-                raise UserError(f"context_tokens must be integers, got {context_tokens.dtype}")
-            steps = np.searchsorted(self._starts, context_tokens, side="right") - 1
-            return np.array(self._budgets)[np.maximum(steps, 0)]
-        if isinstance(context_tokens, float):
-            raise UserError(f"context_tokens must be integers, got {context_tokens}")
-        if context_tokens < 0:
-            raise UserError(f"context_tokens must not be negative, got {context_tokens}")
-        return self._budgets[bisect.bisect_right(self._starts, context_tokens) - 1]
+        lengths = _lengths(context_tokens)
+        if isinstance(lengths, Tensor):
+            starts = torch.tensor(self._starts, device=lengths.device)
+            budgets = torch.tensor(self._budgets, device=lengths.device)
+            return budgets[(torch.bucketize(lengths, starts, right=True) - 1).clamp_min(0)]
+        if isinstance(lengths, np.ndarray):
+            return np.array(self._budgets)[np.searchsorted(self._starts, lengths, side="right") - 1]
+        return self._budgets[bisect.bisect_right(self._starts, lengths) - 1]
 
     def read_tokens(self, context_tokens: Counts) -> Counts:
         """Tokens that one decode step attends to in a sparse layer at each context length [...], the current token
@@ -164,14 +158,16 @@ class Schedule:
         >>> Schedule.fixed(64).read_tokens(171)  # 11 units of 16 tokens, the last of which lacks 5
         59
         """
-        return self.selector.read_tokens(context_tokens, self.kv_budget_tokens(context_tokens))
+        lengths = _lengths(context_tokens)
+        return self.selector.read_tokens(lengths, self.kv_budget_tokens(lengths))
 
     def unread_tokens(self, context_tokens: Counts, layers: int) -> Counts:
         """Tokens that one decode step leaves out at each context length [...], summed over all layers of a model that
         has so many. Returns the kind and shape that it takes; 0 where every layer reads everything."""
-        unread = context_tokens * 0
+        lengths = _lengths(context_tokens)
+        unread = lengths * 0
         for own, schedule in self.parts(layers):
-            unread = unread + len(own) * (context_tokens - schedule.read_tokens(context_tokens))
+            unread = unread + len(own) * (lengths - schedule.read_tokens(lengths))
         return unread
 
     @staticmethod
@@ -267,6 +263,32 @@ class Schedule:
                 "name fewer dense_layers in the schedule; `sparroll calibrate` has --dense-layers",
             )
         check_cover(self.layer_groups, self.dense_layers, layers)
+
+
+def _lengths(context_tokens: Counts) -> Counts:
+    """The same lengths as an int, or in 64 bits with a sign, so that differences of them are right whatever they came in.
+    Raises UserError for anything but integers of 0 or more; those on a GPU are not looked at, because the host would have
+    to wait for them."""
+    if isinstance(context_tokens, Tensor):
+        if context_tokens.is_floating_point() or context_tokens.is_complex():
+            raise UserError(f"context_tokens must be integers, got {context_tokens.dtype}")
+        lengths = context_tokens.to(torch.int64)
+        least = int(lengths.min()) if lengths.numel() and lengths.device.type == "cpu" else 0
+    elif isinstance(context_tokens, np.ndarray):
+        if not np.issubdtype(context_tokens.dtype, np.integer):
+            raise UserError(f"context_tokens must be integers, got {context_tokens.dtype}")
+        lengths = context_tokens.astype(np.int64, copy=False)
+        least = int(lengths.min()) if lengths.size else 0
+    else:
+        if not is_whole(context_tokens):
+            raise UserError(
+                f"context_tokens must be integers, got {context_tokens!r}",
+                "give one length, or an array or a tensor of them: numpy.array([1999, 2000])",
+            )
+        least = lengths = operator.index(context_tokens)
+    if least < 0:
+        raise UserError(f"context_tokens must not be negative, got {least}")
+    return lengths
 
 
 def _checked_suffix(check: DraftCheck) -> str:

@@ -3,6 +3,7 @@ can spend."""
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,13 @@ class Step:
     measured: dict[str, Any] | None = None
     """The tail measured under this budget: {"value", "low", "high", "tokens"}. None if nobody measured it, as in the
     published presets."""
+
+    def __post_init__(self) -> None:
+        # numpy's whole numbers are no numbers to TOML and JSON.
+        object.__setattr__(self, "from_context_tokens", _plain(self.from_context_tokens))
+        budgets = self.kv_budget_tokens
+        plain = tuple(map(_plain, budgets)) if isinstance(budgets, tuple) else _plain(budgets)
+        object.__setattr__(self, "kv_budget_tokens", plain)
 
     @property
     def budgets(self) -> tuple[int, ...]:
@@ -86,6 +94,11 @@ def check_budget(kv_budget_tokens: int, selector: Selector) -> None:
             f"{selector.recent_tokens} + one unit of {unit}), got {kv_budget_tokens}",
             f"use {least} or more",
         )
+
+
+def _plain(value: Any) -> Any:
+    """A whole number as an int; anything else as it is, for `check_steps` to refuse."""
+    return operator.index(value) if is_whole(value) else value
 
 
 def is_count(value: object) -> bool:

@@ -51,6 +51,15 @@ def test_the_defaults_stay_below_a_third_of_an_evaluation_of_the_same_length() -
     drafted = CheckRate.of_study(DraftCheck()).drafted_per_kept
     assert checked.share == pytest.approx((1 + 9 * drafted) * 24 * 1.15 / 960)
     assert found.share < checked.share < 1 / 3 and not checked.is_dear
+    assert str(checked).startswith("this samples about ")
+
+
+def test_a_set_with_short_windows_counts_at_least_once() -> None:
+    """Of windows of 16 tokens 15 are drafts, so that fewer drafts than tokens are made where little is taken back."""
+    short = DraftCheck(16, 0.1)
+    assert CheckRate.of_study(short).drafted_per_kept < 1
+    # One dense set, three budgets and one round, each of 24 rollouts of 200 tokens.
+    assert cost(3, checks=[short], tokens=200, verify_rounds=1).sampled_tokens == 5 * 24 * 200 == 24_000
 
 
 def test_what_used_to_be_the_default_was_many_times_as_much() -> None:

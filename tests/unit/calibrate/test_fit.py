@@ -129,6 +129,10 @@ def test_beyond_the_longest_measured_bin_the_share_that_it_reads_goes_on():
     assert "contexts from 4000 on were not measured; they take the 1024 tokens of 2k-4k" in fitted.notes[1]
     assert fitted.schedule.kv_budget_tokens(100_000) == 1024
     assert [step.measured is None for step in fitted.schedule.steps] == [False, True]
+    # Only where a bound holds a bin up are bounds named; without any, calibrations give each bin a least budget of 0.
+    assert fit(cells, least_budgets={0: 0, BIN: 0}).notes == fitted.notes
+    bounded = fit(cells, least_budgets={0: 0, BIN: 1536})
+    assert bounded.notes[0].endswith("1536 tokens, the share of the context read in 0-2k, or what the bounds need")
 
 
 def raised(fitted, *steps):

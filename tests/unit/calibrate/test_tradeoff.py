@@ -204,9 +204,12 @@ def test_contexts_that_nobody_measured_take_the_largest_budget_of_any(swept) -> 
         sums = {start: [row[0], *(0.0 if start >= 300 else value for value in row[1:])]
                 for start, row in each.divergence.sums.items()}  # fmt: skip
         easy.append(replace(each, divergence=replace(each.divergence, sums=sums)))
-    schedule = traded([replace(swept, measurements=tuple(easy))], 0.75, target=0.3).fitted.schedule
+    fitted = traded([replace(swept, measurements=tuple(easy))], 0.75, target=0.3).fitted
+    schedule = fitted.schedule
     budgets = [schedule.kv_budget_tokens(context) for context in (150, 250, 350, 5000)]
     assert budgets[2] < budgets[1] == budgets[3]
+    longest = fitted.bins[-1].to_context_tokens
+    assert fitted.notes[-1] == f"contexts from {longest} on were not measured; they take the largest budget of any bin"
 
 
 GROUPS = ((1,), (2, 3))
@@ -235,6 +238,9 @@ def test_the_group_that_loses_more_gets_the_larger_budget(grouped, swept) -> Non
     # Better than the best common budgets in the same time, as the sum of what the groups lose alone has it.
     assert found.point.kl < 0.8 * traded([swept], 0.7).point.kl
     assert found.point.tail_low >= 0.6 and Schedule.from_table(schedule.table()).layer_groups == GROUPS
+    largest = tuple(max(column) for column in zip(*(step.budgets for step in schedule.steps), strict=True))
+    assert schedule.step_at(100_000).budgets == largest
+    assert found.fitted.notes[-1].endswith("they take the largest budget of any bin in each group of layers")
 
 
 def test_one_budget_everywhere_has_a_point_for_each_budget_of_the_groups_too(grouped, swept) -> None:
@@ -325,6 +331,16 @@ def test_a_verification_that_makes_steps_too_long_is_noted(swept) -> None:
         ({"objective": "kl"}, "the objective kl is as small as a step's time allows, so it needs one limit, and 0 are"),
         ({"objective": "time", "step_time_share": 0.5}, "a limit of a step's time needs something else to be small"),
         ({"step_time_share": 0.5, "at_time_of": Schedule.fixed(64)}, "needs one limit, and 2 are given"),
+        ({"step_time_share": 0.0}, "the share of a dense step's time must be above 0, got 0"),
+        ({"step_time_share": float("nan")}, "the share of a dense step's time must be above 0, got nan"),
+        (
+            {"at_time_of": Schedule.fixed(64, dense_layers=(0, 27))},
+            "--at-time-of fixed-64: dense_layers names layer 27, but the model has layers 0..3",
+        ),
+        (
+            {"at_time_of": Schedule.fixed(64, dense_layers=(0,)).checked(16)},
+            r"(?s)--at-time-of fixed-64-checked-16-0.01 checks drafts, so .*hint: name a schedule without \[check\]",
+        ),
         (
             {"step_time_share": 0.5, "checks": [DraftCheck()]},
             "with checks of drafts the objective is the time of a kept",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -188,6 +189,12 @@ def test_unknown_names_and_settings_are_named() -> None:
 def test_a_weight_that_makes_no_sense_is_refused(value: object) -> None:
     with pytest.raises(UserError, match="weight_max must be a positive number"):
         correction("tis", weight_max=value)  # type: ignore[arg-type]
+
+
+def test_a_weight_of_numpy_is_a_weight() -> None:
+    made = correction("icepop", weight_min=np.float32(0.5), weight_max=np.int64(2))
+    assert made == correction("icepop", weight_min=0.5, weight_max=2.0)
+    assert {type(value) for value in vars(made).values()} == {float}
 
 
 def test_crossed_ends_are_refused() -> None:

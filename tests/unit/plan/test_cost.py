@@ -1,5 +1,6 @@
 """The eFLOPs formulas against independent evaluations: exact fractions for the closed forms, quadrature for schedules."""
 
+import math
 from fractions import Fraction
 
 import numpy as np
@@ -126,9 +127,16 @@ def test_unit_tokens_come_from_the_schedule():
     ("change", "message"),
     [
         ({"parameters": 0}, "parameters must be positive, got 0"),
-        ({"response_tokens": -1}, "lengths must not be negative"),
+        ({"response_tokens": -1}, "lengths must be 0 or more, got prompt 317 and response -1"),
+        ({"prompt_tokens": math.nan}, "lengths must be 0 or more, got prompt nan"),
         ({"intensity": -2.0}, "intensity must be positive"),
         ({"kv_budget_tokens": 0}, "kv_budget_tokens must be positive, got 0"),
+        ({"kv_budget_tokens": math.nan}, "kv_budget_tokens must be positive, got nan"),
+        ({"kv_budget_tokens": "qwen3-1.7b-0.86"}, r"(?s)or a Schedule, got 'qwen3-1.7b-0.86'.*hint: .*Schedule.load"),
+        ({"kv_budget_tokens": None}, "a number of tokens or a Schedule, got None"),
+        ({"unit_tokens": 0}, "unit_tokens must be positive, got 0"),
+        ({"unit_tokens": 0, "kv_budget_tokens": Schedule.fixed(512)}, "unit_tokens must be positive, got 0"),
+        ({"unit_tokens": math.nan}, "unit_tokens must be positive, got nan"),
         ({"scoring": "publishd"}, "unknown scoring 'publishd'\nhint: did you mean 'published'"),
     ],
 )

@@ -1,5 +1,8 @@
 """Device profiles and the quick measurement."""
 
+import json
+import math
+
 import pytest
 
 from sparroll.errors import UserError
@@ -31,7 +34,9 @@ def test_a_measured_machine_can_be_saved_and_named(tmp_path):
     assert find_hardware(machine.save(tmp_path / "here.json")) == machine
 
 
-@pytest.mark.parametrize("text", ["{", '{"name": "x"}', '{"name": "x", "flops_per_second": 1, "speed": 2}'])
+@pytest.mark.parametrize(
+    "text", ["{", '{"name": "x"}', '{"name": "x", "flops_per_second": 1, "speed": 2}', "[1]", "1" * 5000]
+)
 def test_a_broken_hardware_file_is_refused(tmp_path, text):
     path = tmp_path / "x.json"
     path.write_text(text)
@@ -39,11 +44,28 @@ def test_a_broken_hardware_file_is_refused(tmp_path, text):
         find_hardware(path)
 
 
-def test_a_hardware_file_with_senseless_numbers_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"bandwidth_bytes_per_second": 0}, "bandwidth_bytes_per_second of hardware 'x' must be positive and finite, got 0"),
+        ({"memory_bytes": 10**400}, "memory_bytes of hardware 'x' must be positive and finite, got 1000"),
+        ({"memory_bytes": math.inf}, "memory_bytes of hardware 'x' must be positive and finite, got inf"),
+        ({"memory_bytes": math.nan}, "memory_bytes of hardware 'x' must be positive and finite, got nan"),
+        ({"flops_per_second": True}, r"(?s)flops_per_second of .*, got True\nhint: an H200 has"),
+        ({"flops_per_second": "9"}, "flops_per_second of hardware 'x' must be positive and finite, got '9'"),
+        ({"processors": 0.5}, r"(?s)processors of hardware 'x' must be a whole number from 1 on, got 0.5\nhint: an H200"),
+        ({"processors": True}, "processors of hardware 'x' must be a whole number from 1 on, got True"),
+        ({"processors": 0}, "processors of hardware 'x' must be a whole number from 1 on, got 0"),
+        ({"name": 7}, "name of hardware must be text, got 7"),
+        ({"dtype": 3}, "dtype of hardware must be text, got 3"),
+        ({"source": None}, "source of hardware must be text, got None"),
+    ],
+)  # fmt: skip
+def test_a_hardware_file_with_senseless_fields_is_refused(tmp_path, change, message):
     path = tmp_path / "x.json"
-    path.write_text('{"name": "x", "flops_per_second": 1, "bandwidth_bytes_per_second": 0, "memory_bytes": 1}')
-    with pytest.raises(UserError, match="bandwidth_bytes_per_second of hardware 'x' must be positive, got 0"):
-        find_hardware(path)
-    path.write_text('{"name": 7, "flops_per_second": 1, "bandwidth_bytes_per_second": 1, "memory_bytes": 1}')
-    with pytest.raises(UserError, match="name of hardware must be text, got 7"):
+    fields = {"name": "x", "flops_per_second": 1, "bandwidth_bytes_per_second": 1, "memory_bytes": 1}
+    path.write_text(json.dumps(fields))
+    assert find_hardware(path).name == "x"
+    path.write_text(json.dumps(fields | change))
+    with pytest.raises(UserError, match=message):
         find_hardware(path)

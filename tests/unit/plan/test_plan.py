@@ -1,6 +1,7 @@
 """Predictions: the published rooflines, and plans small enough to compute by hand."""
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -90,6 +91,18 @@ def test_the_batch_is_what_memory_holds():
         plan(TOY, 512, hardware=SLOW, lengths=[1000, 3000], reserved_bytes=8.4e7)
 
 
+def test_a_given_batch_that_memory_cannot_hold_is_remarked():
+    # 2e6 bytes of weights, and 4 * 64 * 2000 = 512,000 of cache for each request: 191 of them fit into 1e8.
+    fits, larger = (plan(TOY, 512, hardware=SLOW, lengths=2000, batch=batch) for batch in (191, 192))
+    assert not any("cannot hold" in line for line in fits.assumptions)
+    assert [line for line in larger.assumptions if "cannot hold" in line] == [
+        "slow cannot hold this batch: with 0.0 GB of weights and 0.1 GB of cache, 192 requests at the mean context need "
+        "more than its 0.1 GB; without a given batch the plan has as many as fit"
+    ]
+    huge = plan("Qwen3-1.7B", "qwen3-1.7b-0.86", lengths=32768, batch=5000)
+    assert "with 3.4 GB of weights and 18,790.5 GB of cache, 5,000 requests" in "\n".join(text(huge))
+
+
 def test_overhead_per_layer_dampens_the_speedup():
     bare = plan(TOY, 512, hardware=SLOW, lengths=4096, batch=3)
     damped = plan(TOY, 512, hardware=SLOW, lengths=4096, batch=3, overhead_seconds_per_layer=1.0)
@@ -161,7 +174,9 @@ def test_dense_layers_must_exist():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"batch": 0}, "batch must be at least 1, got 0"),
+        ({"batch": 0}, "batch must be a whole number from 1 to 1,073,741,824, got 0"),
+        ({"batch": math.nan}, "batch must be a whole number from 1 to 1,073,741,824, got nan"),
+        ({"batch": 10**400}, "batch must be a whole number from 1 to 1,073,741,824, got 1000"),
         ({"control_share": 1.0}, "control_share must be from 0 to below 1, got 1.0"),
         ({"lengths_are": "responses"}, "lengths_are must be 'contexts' or 'rollouts'"),
         ({"hardware": "V100"}, "unknown hardware 'V100'"),

@@ -97,6 +97,27 @@ def test_what_is_no_model_is_refused(model, message):
         model_shape(model)
 
 
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ({"num_hidden_layers": "28"}, "the config of .* describes no model: .*num_hidden_layers.*hint: give"),
+        ({"num_hidden_layers": -2}, "the config of .* describes no model: .*num_hidden_layers.*hint: give"),
+        ({"num_hidden_layers": 0}, r"describes no model: num_hidden_layers must be 1 or more, got 0\nhint: give"),
+        ({"model_type": "llama", "num_hidden_layers": -2}, "num_hidden_layers must be 1 or more, got -2"),
+        ({"hidden_size": 0}, "describes no model: hidden_size must be 1 or more, got 0"),
+        ({"vocab_size": 0}, "describes no model: vocab_size must be 1 or more, got 0"),
+        ({"torch_dtype": 3}, "the config of .* describes no model: .*hint: give"),
+    ],
+)  # fmt: skip
+def test_a_field_that_no_model_has_is_named_in_every_form(tmp_path, field, message):
+    config = _config("Qwen3-1.7B") | field
+    for name in ("config.json", "other.json"):
+        (tmp_path / name).write_text(json.dumps(config))
+    for model in (config, tmp_path, tmp_path / "config.json", tmp_path / "other.json"):
+        with pytest.raises(UserError, match=f"(?s){message}"):
+            model_shape(model)
+
+
 def test_a_missing_folder_is_refused_with_the_built_in_names(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(UserError, match=r"(?s)cannot read the config of .*built in: Qwen3-1\.7B"):

@@ -175,9 +175,9 @@ class _Tried:
             notes.append(self._lacking(waiting, f"the share of the context read in {last.name}"))
             longer = (replace(each, scale=each.end / last.end) for each in waiting)
             found[-1] = replace(last, stretches=(*last.stretches, *longer))
-        notes.append(
-            f"contexts from {max(end for _, end in of_bins)} on were not measured; they take the budget before"
-        )
+        of_each = " in each group of layers" if len(self.sweep.layer_groups) > 1 else ""
+        longest = max(end for _, end in of_bins)
+        notes.append(f"contexts from {longest} on were not measured; they take the largest budget of any bin{of_each}")
         whole = sum(each.weight for each in found)
         return [replace(each, weight=each.weight / whole) for each in found], notes
 

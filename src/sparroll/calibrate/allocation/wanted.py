@@ -194,6 +194,15 @@ class Tradeoff:
         }
 
 
+def limits_given(step_time_share: float | None, at_time_of: object) -> int:
+    """How many limits of a step's time there are. Raises UserError for a share of a dense step that no step can keep to."""
+    if step_time_share is not None and not step_time_share > 0:
+        raise UserError(
+            f"the share of a dense step's time must be above 0, got {step_time_share:g}", "give --step-time-share 0.4"
+        )
+    return (step_time_share is not None) + (at_time_of is not None)
+
+
 def check_limit(
     wanted: Wanted, limits: int, checked: bool, layer_groups: LayerGroups, estimator: str, selectors: int = 1
 ) -> None:

@@ -3,8 +3,9 @@ took. Arithmetic; measures nothing.
 
 A set is one rollout for each prompt and sample. Sampled are the dense rollouts, one set for each budget of each sweep, and
 one for each round of the verification; a replay samples dense rollouts and rounds alone. Each set is scored once, by the
-dense policy or, in a replay, by each budget's attention. Where drafts are checked, a set has as many drafts as the study's
-model drafted for each token that stands, and each draft goes through a dense pass.
+dense policy or, in a replay, by each budget's attention. Where drafts are checked, a set counts as often as the study's
+model drafted a token for each that stands, or once where it drafted fewer, because the token behind each whole window is no
+draft. That is a guess about this model, so the sum is no upper bound then.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class CostAhead:
-    """The most that a calibration takes."""
+    """The most that a calibration takes, or with checks about the most."""
 
     rollouts: int
     """Of a set."""
@@ -72,6 +73,8 @@ class CostAhead:
     """Drafts count, so it need not be a whole number."""
     scored_sets: float
     evaluation: Evaluation
+    checked: bool = False
+    """Whether it rests on how many drafts checks take back."""
 
     @property
     def sampled_tokens(self) -> int:
@@ -91,8 +94,9 @@ class CostAhead:
         return self.share > MOST_OF_AN_EVALUATION
 
     def __str__(self) -> str:
+        about = "about" if self.checked else "at most"
         return (
-            f"this samples at most {self.sampled_tokens:,} tokens and scores {self.scored_tokens:,}: "
+            f"this samples {about} {self.sampled_tokens:,} tokens and scores {self.scored_tokens:,}: "
             f"{percent_up(self.share)} of an evaluation ({self.evaluation}, {self.evaluation.tokens:,} tokens; a scored one "
             f"counts {SCORED_SHARE:g})"
         )
@@ -163,7 +167,7 @@ def cost_ahead(
 ) -> CostAhead:
     """budgets: how many are measured at most, without those that hold every context, which are not run; largest_is_run:
     whether the largest budget of the grid is none of these."""
-    drafts = [CheckRate.of_study(check).drafted_per_kept for check in checks]
+    drafts = [max(1.0, CheckRate.of_study(check).drafted_per_kept) for check in checks]
     swept = budgets * (sum(drafts) if checks else selectors)
     if layer_groups:
         # The largest budget once, for all groups, and each other one in each group.
@@ -177,4 +181,5 @@ def cost_ahead(
         sampled_sets=1 + verified + (0 if replays else swept),
         scored_sets=1 + verified + swept,
         evaluation=evaluation,
+        checked=bool(checks),
     )

@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 from sparroll.attention.selectors import Selector
-from sparroll.calibrate.allocation.wanted import Wanted, check_limit
+from sparroll.calibrate.allocation.wanted import Wanted, check_limit, limits_given
 from sparroll.calibrate.effort.cost_ahead import CostAhead, Evaluation, cost_ahead
 from sparroll.calibrate.measure import MeasureSettings, check_measurable
 from sparroll.calibrate.run import check_selectors
@@ -85,7 +85,7 @@ class Goal:
 
     def check(self, candidates: Candidates, settings: MeasureSettings) -> None:
         """Raise UserError for what these candidates, or these measurements, cannot answer."""
-        limits = (self.step_time_share is not None) + (self.at_time_of is not None)
+        limits = limits_given(self.step_time_share, self.at_time_of)
         selectors = 1 + len(candidates.also_selectors)
         groups = candidates.layer_groups
         check_limit(self.wanted, limits, bool(candidates.checks), groups, settings.estimator, selectors)
