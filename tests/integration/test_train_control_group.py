@@ -85,6 +85,17 @@ def test_flags_reach_the_engine_and_there_are_no_other_dense_rollouts(straight: 
     assert any(rollout.attention == "sparse" for call in of_run for rollout in call.rollouts)
 
 
+def test_what_sparse_rollouts_read_is_told_apart_from_what_all_do(straight: tuple[Path, list[Call]]) -> None:
+    out, of_run = straight
+    for line, call in zip(steps(out), of_run, strict=True):
+        sparse = [rollout for rollout in call.rollouts if not in_control_group(rollout)]
+        # Decode steps read all tokens before the one that they sample, the prompt's end without them.
+        contexts = [sum(len(each.prompt_ids) + at for at in range(1, len(each.response_ids))) for each in sparse]
+        read = sum(each.kv_read_share * context for each, context in zip(sparse, contexts, strict=True))
+        assert line["control/sparse_kv_read_share"] == pytest.approx(read / sum(contexts), rel=1e-6)
+        assert line["control/sparse_kv_read_share"] < line["rollout/kv_read_share"] < 1
+
+
 def test_the_tail_is_that_of_sparse_rollouts_and_the_ceiling_that_of_the_control_group(
     straight: tuple[Path, list[Call]],
 ) -> None:

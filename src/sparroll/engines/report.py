@@ -102,6 +102,13 @@ class EngineReport:
         net = self.extra_context_tokens - self.taken_back_context_tokens
         return read, sum(layer.context_tokens + net for layer in self.layers)
 
+    @property
+    def sparse_read_and_context_tokens(self) -> tuple[int, int]:
+        """The same two sums without dense requests, which read all of their context in every layer."""
+        read, context = self.read_and_context_tokens
+        dense = self.dense_request_context_tokens * len(self.layers)
+        return read - dense, context - dense
+
     def since(self, before: EngineReport) -> EngineReport:
         """What ran after `before`, an earlier report of the same engine. Peaks and shares stay those of the whole
         time."""

@@ -106,11 +106,17 @@ def ran_report(steps: Sequence[EngineStep], name: str = "rollout") -> StepReport
     sums = [each.ran.read_and_context_tokens for each in steps]
     read, context = sum(each[0] for each in sums), sum(each[1] for each in sums)
     layers = [max(each.ran.layers, key=lambda layer: layer.sparse_steps) for each in steps if each.ran.layers]
+    of_sparse = {}
+    if name == "rollout" and any(each.ran.dense_request_steps for each in steps):
+        sums = [each.ran.sparse_read_and_context_tokens for each in steps]
+        sparse_read, sparse_context = sum(each[0] for each in sums), sum(each[1] for each in sums)
+        of_sparse = {"control/sparse_kv_read_share": sparse_read / sparse_context} if sparse_context else {}
     return {
         f"{name}/kv_read_share": read / context if context else 1.0,
         f"{name}/sparse_steps": float(sum(layer.sparse_steps for layer in layers)),
         f"{name}/dense_steps": float(sum(layer.dense_steps for layer in layers)),
         f"{name}/preemptions": float(sum(each.ran.preemptions for each in steps)),
+        **of_sparse,
     }
 
 

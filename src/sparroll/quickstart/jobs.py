@@ -108,26 +108,26 @@ def _child(job: Job, messages: Any) -> None:
 
     from sparroll.progress import quiet_transformers
 
-    with job.log.open("a", encoding="utf-8", buffering=1) as log:
-        sys.stdout = sys.stderr = log
-        torch.set_num_threads(1)
-        threading.Thread(target=_end_with_parent, daemon=True).start()
-        quiet_transformers()
+    # It stays open: the interpreter may have something to say while it ends.
+    sys.stdout = sys.stderr = job.log.open("a", encoding="utf-8", buffering=1)
+    torch.set_num_threads(1)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    quiet_transformers()
 
-        def on_progress(done: int, total: int, text: str = "") -> None:
-            messages.put((job.name, "progress", (done, total, text)))
+    def on_progress(done: int, total: int, text: str = "") -> None:
+        messages.put((job.name, "progress", (done, total, text)))
 
-        try:
-            job.work(*job.arguments, on_progress=on_progress)
-        except UserError as error:
-            messages.put((job.name, "user_error", (error.message, error.hint)))
-        except KeyboardInterrupt:
-            sys.exit(130)
-        except Exception as error:
-            if known := of_machine(error):
-                messages.put((job.name, "user_error", (known.message, known.hint)))
-            else:
-                messages.put((job.name, "failure", traceback.format_exc()))
+    try:
+        job.work(*job.arguments, on_progress=on_progress)
+    except UserError as error:
+        messages.put((job.name, "user_error", (error.message, error.hint)))
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception as error:
+        if known := of_machine(error):
+            messages.put((job.name, "user_error", (known.message, known.hint)))
+        else:
+            messages.put((job.name, "failure", traceback.format_exc()))
 
 
 def _end_with_parent() -> None:

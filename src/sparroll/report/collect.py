@@ -52,7 +52,8 @@ def collect(folder: Path | str) -> ReportData:
     def inside(path: Path) -> str:
         return str(path.parent.relative_to(folder))
 
-    summary = next((record for _, record in found if record["kind"] == "quickstart"), None)
+    # That of a folder further down is about that folder alone.
+    summary = next((record for path, record in found if record["kind"] == "quickstart" and path.parent == folder), None)
     measured = tuple(_measured(path, inside(path), record) for path, record in _measurements(found))
     plans = tuple(
         PlannedDecoding(_model(record), record["results"], inside(path))

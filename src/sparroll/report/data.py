@@ -101,6 +101,7 @@ class TrainingRun:
     worst_bin_q05: tuple[float | None, ...]
     """Of the bin of lengths with the lowest tail; None in a step in which no bin had enough tokens."""
     kv_read_share: tuple[float, ...]
+    """Of its rollouts without the control group, where there is one."""
     accuracy: tuple[AccuracyPoint, ...]
     config: dict[str, Any] = field(default_factory=dict)
     """The resolved configuration: section -> field -> value."""
@@ -130,7 +131,7 @@ class TrainingRun:
 
     @property
     def read_share(self) -> float:
-        """Share of the KV cache that its rollouts read, mean over steps."""
+        """Share of the KV cache that its rollouts read, those of a control group left out, mean over steps."""
         return sum(self.kv_read_share) / len(self.kv_read_share)
 
     @property

@@ -56,9 +56,12 @@ def _tail(measured: Measured, number: int, where: str) -> str:
         said += " Where the plot does not reach down to them, triangles on its edge stand for them."
     checked = [curve for curve in measured.curves if curve.check is not None and curve.checked is not None]
     if checked:
+        check = checked[0].check
+        assert check is not None, "a curve with a check"
         said += (
-            " With a <b>check</b> of 16 / 0.01 the dense policy looked at every 16 drafted tokens and took some back, so "
-            "that no token is more than log(1 / 0.01) nats off. The tail is that of what drafts and check sample together."
+            f" With a <b>check</b> such as {check} the dense policy looks at windows of {check.window_tokens} tokens and "
+            f"takes back what it would hardly sample, so that no token is more than log(1 / {check.floor:g}) nats off. The "
+            "tail is that of what drafts and check sample together."
         )
     bins = sorted({(p.from_context_tokens, p.to_context_tokens) for curve in measured.curves for p in curve.points})
     rows = []

@@ -41,7 +41,9 @@ def read_run(folder: Path, name: str, record: dict[str, Any]) -> TrainingRun:
             reward_window_steps=window,
             tail_q05=tuple(line.get("mismatch/acceptance_q05") for line in steps),
             worst_bin_q05=tuple(line.get("mismatch/acceptance_q05_worst_bin") for line in steps),
-            kv_read_share=tuple(line["rollout/kv_read_share"] for line in steps),
+            kv_read_share=tuple(
+                line.get("control/sparse_kv_read_share", line["rollout/kv_read_share"]) for line in steps
+            ),
             accuracy=tuple(_accuracy(line) for line in lines if "evaluate/dense_accuracy" in line),
             config=config,
             rollouts=rollouts,

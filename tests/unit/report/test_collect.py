@@ -11,6 +11,7 @@ import pytest
 
 from report_data import schedule
 from report_folders import write_profile, write_run
+from sparroll import records
 from sparroll.errors import UserError
 from sparroll.report import collect, write_report
 from sparroll.report.data import GapPoint
@@ -90,6 +91,28 @@ def test_a_run_whose_drafts_were_checked_says_so_with_the_check_that_held(tmp_pa
     assert run.rollouts == "budgets 64 to 1024" and run.schedule.layer_groups == ((2,), (3,))
 
 
+def test_a_run_with_a_control_group_is_shown_with_what_its_sparse_rollouts_read(tmp_path: Path) -> None:
+    write_run(tmp_path / "run")
+    path = tmp_path / "run" / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    changed = [line | ({"control/sparse_kv_read_share": 0.3} if line["step"] in (1, 2) else {}) for line in lines]
+    path.write_text("".join(json.dumps(line) + "\n" for line in changed))
+    (run,) = collect(tmp_path).runs
+    assert run.kv_read_share == (0.3, 0.3, 0.5, 0.5, 0.5, 0.5)
+
+
+def test_a_quickstart_further_down_gives_its_title_and_figures_to_no_other_folder(tmp_path: Path) -> None:
+    write_run(tmp_path / "other")
+    (tmp_path / "first").mkdir()
+    summary = {"kv_read_share": 0.75, "wall_seconds": 80.0}
+    records.write(tmp_path / "first" / "summary.json", "quickstart", summary, config={})
+    data = collect(tmp_path)
+    assert data.title == f"sparroll {tmp_path.name}" and data.facts == {}
+    write_run(tmp_path / "first" / "run")
+    data = collect(tmp_path / "first")
+    assert data.title == "sparroll quickstart" and "75%" in data.facts.values()
+
+
 def test_a_folder_of_two_models_is_told_apart(tmp_path: Path) -> None:
     write_run(tmp_path / "a" / "run", "first")
     write_run(tmp_path / "b" / "run", "second")
@@ -114,6 +137,7 @@ def test_a_budget_whose_drafts_were_checked_says_so_and_what_the_checks_did(tmp_
     page = write_report(tmp_path).read_text()
     for said in ("checks of drafts", "budget 64, check 16 / 0.01", "4,380", "88%", "2.45", "0.0279"):
         assert said in page
+    assert "looks at windows of 16 tokens" in page and "more than log(1 / 0.01) nats off" in page
     write_profile(tmp_path / "profile.json", "first")
     assert "checks of drafts" not in write_report(tmp_path).read_text()
 

@@ -57,18 +57,27 @@ def sample(
 
 
 def rollout_report(rollouts: list[Rollout], engine: Engine, ranks: Ranks) -> StepReport:
-    """Metrics of lengths and of how much was read, over all processes; of all rollouts, the control group included."""
-    read, context = engine.report().read_and_context_tokens
+    """Metrics of lengths and of how much was read, over all processes; of all rollouts, the control group included. Beside
+    one also what the others read."""
+    report = engine.report()
+    read, context = report.read_and_context_tokens
+    sparse_read, sparse_context = report.sparse_read_and_context_tokens
     mine = {
         "tokens": [len(rollout.response_ids) for rollout in rollouts],
         "cut": sum(rollout.finish_reason == "length" for rollout in rollouts),
         "sparse": sum(rollout.attention != "dense" for rollout in rollouts),
+        "control": sum(map(in_control_group, rollouts)),
         "read": read,
         "context": context,
+        "sparse_read": sparse_read,
+        "sparse_context": sparse_context,
     }
     everyone = ranks.gather([mine])
     tokens = [count for one in everyone for count in one["tokens"]]
-    total = {key: sum(one[key] for one in everyone) for key in ("cut", "sparse", "read", "context")}
+    total = {key: sum(one[key] for one in everyone) for key in mine if key != "tokens"}
+    of_sparse = {}
+    if total["control"] and total["sparse_context"]:
+        of_sparse = {"control/sparse_kv_read_share": total["sparse_read"] / total["sparse_context"]}
     return {
         "rollout/count": float(len(tokens)),
         "rollout/response_tokens_mean": float(np.mean(tokens)),
@@ -76,6 +85,7 @@ def rollout_report(rollouts: list[Rollout], engine: Engine, ranks: Ranks) -> Ste
         "rollout/cut_share": total["cut"] / len(tokens),
         "rollout/sparse_share": total["sparse"] / len(tokens),
         "rollout/kv_read_share": total["read"] / total["context"] if total["context"] else 1.0,
+        **of_sparse,
     }
 
 
