@@ -234,6 +234,11 @@ def test_a_tied_head_of_its_own_is_refused(engine: VLLMEngine) -> None:
     assert engine.weight_version == 1
 
 
+def test_a_stop_id_outside_the_vocabulary_is_refused_as_by_hf(engine: VLLMEngine) -> None:
+    with pytest.raises(UserError, match="stop_ids must be from 0 to 135, the model's last token id, got -1"):
+        engine.generate([[5] * 9], max_new_tokens=8, stop_ids=[5, -1])
+
+
 def test_a_backend_that_did_not_run_is_an_error(engine: VLLMEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     import sparroll.engines.vllm.attention.state as state
 

@@ -153,9 +153,22 @@ def whole_numbers(values: Iterable[Any], what: str, hint: str) -> list[int]:
         raise UserError(f"{what} must hold whole numbers, got {values!r}"[:200], hint) from None
 
 
+def stop_ids(engine: Engine, given: Sequence[int]) -> list[int]:
+    """The ids that end a response. Raises UserError for what is no token of the model."""
+    whole = whole_numbers(given, "stop_ids", "give token ids")
+    for each in whole:
+        if not 0 <= each < engine.vocabulary:
+            raise UserError(
+                f"stop_ids must be from 0 to {engine.vocabulary - 1}, the model's last token id, got {each}",
+                "leave it out: no response could end with it",
+            )
+    return whole
+
+
 def end_ids(generation_config: Any, tokenizer: PreTrainedTokenizerBase | None, vocabulary: int) -> list[int]:
-    """The model's end-of-sequence ids; the tokenizer's where the model names none. Raises UserError where the model
-    could sample none of them, because then no response would end."""
+    """The model's end-of-sequence ids; the tokenizer's where the model names none. Those outside the vocabulary are left
+    out, which generation_config.json has where it was made for a larger one. Raises UserError where none is left, because
+    then no response would end."""
     stops = getattr(generation_config, "eos_token_id", None)
     if stops is None and tokenizer is not None:
         stops = tokenizer.eos_token_id
@@ -163,10 +176,11 @@ def end_ids(generation_config: Any, tokenizer: PreTrainedTokenizerBase | None, v
         return []
     ids = [stops] if isinstance(stops, int) else list(stops)
     whole = whole_numbers(ids, "eos_token_id", "mend generation_config.json in the model's folder")
-    if whole and not any(0 <= each < vocabulary for each in whole):
+    known = [each for each in whole if 0 <= each < vocabulary]
+    if whole and not known:
         raise UserError(
             f"no response could end: the model's eos_token_id is {', '.join(map(str, whole))}, and its vocabulary has "
             f"{vocabulary:,} tokens",
             "mend generation_config.json in the model's folder",
         )
-    return whole
+    return known

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 
 from sparroll.calibrate.measure import MeasureSettings
-from sparroll.engines.generate_arguments import check_counts, check_temperature, seeds
+from sparroll.engines.generate_arguments import check_counts, check_temperature, end_ids, seeds
 from sparroll.errors import UserError
 from sparroll.evaluate.settings import EvaluationSettings
 from sparroll.train.config.file import load_config
@@ -47,3 +48,8 @@ def test_the_seed_of_one_request_has_63_bits() -> None:
     assert seeds([0, 2**63 - 1], 2, 1) == [0, 2**63 - 1]
     with pytest.raises(UserError, match=r"must be from 0 to 2\^63 - 1, got 9223372036854775808"):
         seeds([0, 2**63], 2, 1)
+
+
+def test_an_end_id_outside_the_vocabulary_is_left_out_where_another_is_inside() -> None:
+    """vLLM refuses every request with such an id, so both engines get those that can be sampled."""
+    assert end_ids(SimpleNamespace(eos_token_id=[2, 151_643, -1]), None, 136) == [2]

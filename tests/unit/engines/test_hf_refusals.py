@@ -60,6 +60,8 @@ def test_unsupported_attention_is_refused_with_the_reason(architecture: str, cha
         ("text", {}, "prompts must be a list"),
         ([[1]], {"n": 0}, "n=0"),
         ([[1]], {"temperature": -1.0}, "the temperature must be 0 or from 0.001 up, and finite, got -1.0"),
+        ([[1]], {"stop_ids": [2, -1]}, "stop_ids must be from 0 to 49, the model's last token id, got -1"),
+        ([[1]], {"stop_ids": [50]}, "stop_ids must be from 0 to 49, the model's last token id, got 50"),
         ([[1]], {"seed": [1, 2]}, "a list of seeds needs one per request, 1 in all, got 2"),
     ],
 )

@@ -338,8 +338,7 @@ class VLLMEngine(Engine):
             )
         ids = generate_arguments.prompt_ids(self, prompts, max_new_tokens)
         seeds = generate_arguments.seeds(seed, len(ids), n)
-        stops = self._end_ids if stop_ids is None else stop_ids
-        stops = generate_arguments.whole_numbers(stops, "stop_ids", "give token ids")
+        stops = generate_arguments.stop_ids(self, self._end_ids if stop_ids is None else stop_ids)
         flags = generate_arguments.dense_flags(self, dense, len(seeds))
         top_k = min(top_k, self.vocabulary)
         asked = [prompt for prompt in ids for _ in range(n)]
