@@ -9,6 +9,7 @@ from numbers import Real
 from operator import index
 from typing import Any, cast
 
+import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from sparroll.engines import sampling
@@ -85,6 +86,11 @@ def prompt_ids(engine: Engine, prompts: Prompts, max_new_tokens: int) -> list[li
             if engine.tokenizer is None:
                 raise UserError("string prompts need a tokenizer", "pass tokenizer=, or prompts as token ids")
             ids = text_ids(engine.tokenizer, prompt, f"prompt {number}")
+        elif isinstance(prompt, bytes):
+            # Python takes them for numbers.
+            raise UserError(
+                f"prompt {number} must be a text or token ids, got {prompt!r}"[:200], "decode() it to a text"
+            )
         else:
             ids = whole_numbers(prompt, f"prompt {number}", "give a text, or token ids")
         if not ids:
@@ -138,11 +144,10 @@ def dense_flags(engine: Engine, dense: Sequence[bool] | None, requests: int) -> 
             f"dense needs one flag per request, {requests} in all, got {len(dense)}",
             "n flags for each prompt, prompt by prompt, as in a list of seeds",
         )
-    flags = list(dense)
-    for flag in flags:
-        if not isinstance(flag, bool):
+    for flag in dense:
+        if not isinstance(flag, (bool, np.bool_)):
             raise UserError(f"dense must hold True and False, got {flag!r}")
-    return [False] * requests if samples_densely(engine) else flags
+    return [False] * requests if samples_densely(engine) else [bool(flag) for flag in dense]
 
 
 def whole_numbers(values: Iterable[Any], what: str, hint: str) -> list[int]:

@@ -189,6 +189,16 @@ def test_scores_of_what_no_policy_can_be_are_refused(settings: dict, message: st
             scorer.sparse(rollouts, Schedule.fixed(64, dense_layers=(0,)), **settings)
 
 
+@pytest.mark.parametrize(("ids", "said"), [([1, 50], "1 to 50"), ([-1], "-1 to 2")])
+def test_scores_of_tokens_outside_the_vocabulary_are_refused(ids: list[int], said: str) -> None:
+    scorer, rollouts = Scorer(build()), HFEngine(build()).generate([[1, 2], [1, 2]], max_new_tokens=2)
+    rollouts[1].response_ids = ids
+    rollouts[1].sparse_logp = torch.zeros(len(ids))
+    for score in (scorer.dense, lambda each: scorer.exact_replay(each, Schedule.fixed(64, dense_layers=(0,)))):
+        with pytest.raises(UserError, match=rf"rollout 1 has token ids outside 0\.\.49: they are {said}"):
+            score(rollouts)
+
+
 def test_scores_at_ids_of_32_bits_are_those_at_64() -> None:
     rollouts = HFEngine(build()).generate([[1, 2]], max_new_tokens=2, seed=1)
     ids = torch.tensor([[0, 49], [7, 3]])[: len(rollouts[0].response_ids)]
