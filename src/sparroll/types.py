@@ -376,6 +376,8 @@ class TokenBatch:
 
 LEAST_TEMPERATURE = 1e-3
 """Below this, logits divided by the temperature overflow. 0 is greedy."""
+LEAST_VLLM_TEMPERATURE = 0.01
+"""vLLM raises lower temperatures to this one, but for 0."""
 MOST_SAMPLES = 65_536
 """Responses to one prompt that one call or command may ask for. Each is a request in memory before it is sampled."""
 

@@ -218,7 +218,7 @@ def test_dropping_tokens_is_refused_and_keeping_all_is_not(engine: VLLMEngine) -
 
 
 def test_a_temperature_that_vllm_would_change_is_refused(engine: VLLMEngine) -> None:
-    with pytest.raises(UserError, match="got temperature 0.001"):
+    with pytest.raises(UserError, match="temperature = 0.001 is below 0.01"):
         engine.generate([[5, 6]], max_new_tokens=2, temperature=0.001)
 
 

@@ -8,10 +8,13 @@ from types import SimpleNamespace
 import pytest
 
 from sparroll.calibrate.measure import MeasureSettings
+from sparroll.calibrate.open_study import open_study
 from sparroll.engines.generate_arguments import check_counts, check_temperature, end_ids, seeds
+from sparroll.engines.make import check_samples_at
 from sparroll.errors import UserError
-from sparroll.evaluate.settings import EvaluationSettings
-from sparroll.train.config.file import load_config
+from sparroll.evaluate.request import EvaluationRequest
+from sparroll.evaluate.settings import DENSE, EvaluationSettings
+from sparroll.train.config.file import load_config, load_distill_config
 from sparroll.types import LARGEST_SEED
 
 
@@ -30,6 +33,36 @@ def test_temperatures_are_zero_or_finite_and_not_too_small(temperature: float) -
 def test_zero_one_and_high_temperatures_are_fine() -> None:
     for temperature in (0, 0.001, 1, 100.0):
         check_temperature(temperature)
+
+
+def test_temperatures_that_only_hf_samples_at_are_refused_for_vllm_before_anything_starts() -> None:
+    for check, name in (
+        (lambda kind, at: check_samples_at(kind, at), "temperature"),
+        (lambda kind, at: load_config(None, [f"engine={kind}", f"rollout.temperature={at}"]), "rollout.temperature"),
+        (lambda kind, at: load_config(None, [f"engine={kind}", f"evaluate.temperature={at}"]), "evaluate.temperature"),
+        (
+            lambda kind, at: load_distill_config(
+                None,
+                [f"engine={kind}", "attention=budget", "attention.kv_budget_tokens=64", f"rollout.temperature={at}"],
+            ),
+            "rollout.temperature",
+        ),
+        (
+            lambda kind, at: EvaluationRequest("m", [], [DENSE], EvaluationSettings(temperature=at), engine=kind),
+            "temperature",
+        ),
+    ):
+        with pytest.raises(
+            UserError, match=f"^{name} = 0.005 is below 0.01, the least that .* vllm samples at"
+        ) as raised:
+            check("vllm", 0.005)
+        assert raised.value.hint == "set it to 0.01, or take the engine hf, which goes down to 0.001"
+        check("vllm", 0.01)
+        check("hf", 0.005)
+    check_samples_at("vllm", 0)
+    settings = MeasureSettings(max_new_tokens=8, temperature=0.005)
+    with pytest.raises(UserError, match="temperature = 0.005 is below 0.01"):
+        open_study("tiny-reasoner", [], False, settings, [], engine="vllm")
 
 
 @pytest.mark.parametrize("seed", [-1, LARGEST_SEED + 1, 10**30])
