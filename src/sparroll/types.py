@@ -103,6 +103,9 @@ class Checks:
     """Drafted tokens that did not stay: the first one of a window that was not kept, and those after it."""
     extra_tokens: int = 0
     """Tokens that the dense policy gave behind windows that stood whole. They were not drafted."""
+    behind_stop_tokens: int = 0
+    """Drafts behind a drafted stop id. They ran, and no check looked at them, so they are not among `drafted_tokens`. Only
+    vLLM has such."""
 
     @property
     def cut_share(self) -> float:
@@ -111,10 +114,11 @@ class Checks:
 
     @property
     def drafted_per_kept(self) -> float:
-        """Drafted tokens / tokens that came of the windows: drafts that stand, tokens in place of rejected ones, and
-        those behind whole windows. Below 1 where nearly all windows stand whole; 1 when nothing was checked."""
+        """Drafts that ran, also behind a stop id / tokens that came of the windows: drafts that stand, tokens in place of
+        rejected ones, and those behind whole windows. Below 1 where nearly all windows stand whole; 1 when nothing was
+        checked."""
         stand = self.drafted_tokens - self.taken_back_tokens + self.cut_windows + self.extra_tokens
-        return self.drafted_tokens / stand if stand else 1.0
+        return (self.drafted_tokens + self.behind_stop_tokens) / stand if stand else 1.0
 
     def table(self) -> dict[str, float]:
         """Plain data for a JSON record: the counts and what follows from them. `from_table` gives the counts back."""
@@ -123,8 +127,10 @@ class Checks:
 
     @staticmethod
     def from_table(table: dict[str, Any]) -> Checks:
-        """The counts in a table that `table` wrote, which may hold more."""
-        return Checks(**{each.name: table[each.name] for each in fields(Checks)})
+        """The counts in a table that `table` wrote, which may hold more. Older ones do not count drafts behind a stop
+        id."""
+        counts = {"behind_stop_tokens": 0, **table}
+        return Checks(**{each.name: counts[each.name] for each in fields(Checks)})
 
     def add(self, other: Checks) -> None:
         """Count these, too."""
@@ -370,6 +376,8 @@ class TokenBatch:
 
 LEAST_TEMPERATURE = 1e-3
 """Below this, logits divided by the temperature overflow. 0 is greedy."""
+LEAST_VLLM_TEMPERATURE = 0.01
+"""vLLM raises lower temperatures to this one, but for 0."""
 MOST_SAMPLES = 65_536
 """Responses to one prompt that one call or command may ask for. Each is a request in memory before it is sampled."""
 

@@ -131,6 +131,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> HFEngine:
         ({"prompts": [[1.7, 2]]}, r"prompt 0 must hold whole numbers, got \[1.7, 2\]"),
         ({"prompts": [None]}, "prompt 0 must hold whole numbers, got None"),
         ({"prompts": [["a"]]}, "prompt 0 must hold whole numbers"),
+        ({"prompts": [b"ab"]}, "prompt 0 must be a text or token ids, got b'ab'"),
         ({"n": 1.5}, "n must be a whole number, got 1.5"),
         ({"n": True}, "n must be a whole number, got True"),
         ({"max_new_tokens": 2.5}, "max_new_tokens must be a whole number, got 2.5"),
@@ -148,6 +149,13 @@ def test_generate_takes_numbers_for_numbers_only(engine: HFEngine, changes: dict
 def test_numpy_integers_are_numbers(engine: HFEngine) -> None:
     ids = np.array([[2, 3], [4, 5]])
     assert [rollout.prompt_ids for rollout in engine.generate(ids, max_new_tokens=1)] == ids.tolist()
+
+
+def test_numpy_booleans_are_true_and_false(engine: HFEngine) -> None:
+    engine.set_schedule(sparroll.Schedule.fixed(64, dense_layers=(0,)))
+    found = engine.generate([[2], [4]], max_new_tokens=1, dense=np.array([True, False]))
+    engine.set_schedule(None)
+    assert [rollout.schedule_name for rollout in found] == [None, "fixed-64"]
 
 
 def test_a_schedule_is_no_number_and_a_budget_is_a_whole_one(engine: HFEngine) -> None:

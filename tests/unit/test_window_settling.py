@@ -1,5 +1,5 @@
-"""The rule as vLLM's worker applies it to the windows of a step: its float32 form against draft_check's, and its draws
-against HFEngine's. Needs no vLLM."""
+"""The rule as vLLM's worker applies it to the windows of a step: its float32 form against draft_check's, its draws against
+HFEngine's, and what is counted of them. Needs no vLLM."""
 
 from __future__ import annotations
 
@@ -12,8 +12,12 @@ from torch import Tensor
 
 from sparroll.draft_check import sampling_probability, sampling_probability_of_tokens
 from sparroll.engines import sampling
-from sparroll.engines.vllm.windows import settling
+from sparroll.engines.vllm.attention.state import State
+from sparroll.engines.vllm.windows import settling, step_record
+from sparroll.engines.vllm.windows.requests import WindowRequest
 from sparroll.engines.vllm.windows.settling import Policies, Settled, Tempers, Windows, draw, settle
+from sparroll.engines.vllm.windows.step_record import WindowCounters, record_step
+from sparroll.types import Checks
 
 VOCABULARY = 700
 FLOOR = 0.2
@@ -129,3 +133,22 @@ def test_under_top_p_no_token_stands_that_the_dense_nucleus_leaves_out() -> None
     assert not found.kept_RD.all()
     assert found.dense_logp_RD[found.stands_RD].isfinite().all()
     assert found.sparse_logp_RD[found.stands_RD].isfinite().all()
+
+
+def test_drafts_behind_a_stop_id_are_counted_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two windows of 8 drafts that all stand. The first one's third draft is a stop id; the second one has none."""
+    state = State()
+    state.configure(None, 2, "cpu")
+    monkeypatch.setattr(step_record, "STATE", state)
+    windows, found = settled([1.0, 1.0], [8, 8], [8, 8], floor=1e-9)
+    assert found.stands_RD.all()
+    ids_RD = windows.draft_ids_RD
+    stop = int(ids_RD[0, 2])
+    assert stop not in ids_RD[0, :2] and stop not in ids_RD[1]
+    requests = [WindowRequest(1.0, 1.0, frozenset({stop}), False, torch.empty(3, 0)) for _ in range(2)]
+    counters = WindowCounters()
+    record_step(windows, found, np.array([20, 30]), requests, np.array([True, True]), counters)
+    assert requests[0].said.checks == Checks(windows=1, drafted_tokens=3, behind_stop_tokens=5)
+    assert requests[1].said.checks == Checks(windows=1, drafted_tokens=8)
+    assert counters.checks == Checks(windows=2, drafted_tokens=11, behind_stop_tokens=5)
+    assert counters.checks.drafted_per_kept == 16 / 11

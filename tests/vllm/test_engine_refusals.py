@@ -218,7 +218,7 @@ def test_dropping_tokens_is_refused_and_keeping_all_is_not(engine: VLLMEngine) -
 
 
 def test_a_temperature_that_vllm_would_change_is_refused(engine: VLLMEngine) -> None:
-    with pytest.raises(UserError, match="got temperature 0.001"):
+    with pytest.raises(UserError, match="temperature = 0.001 is below 0.01"):
         engine.generate([[5, 6]], max_new_tokens=2, temperature=0.001)
 
 
@@ -232,6 +232,11 @@ def test_a_tied_head_of_its_own_is_refused(engine: VLLMEngine) -> None:
         engine.load_weights(state | {"lm_head.weight": state["lm_head.weight"] + 1}, 1)
     engine.load_weights({name: tensor for name, tensor in state.items() if name != "lm_head.weight"}, 1)
     assert engine.weight_version == 1
+
+
+def test_a_stop_id_outside_the_vocabulary_is_refused_as_by_hf(engine: VLLMEngine) -> None:
+    with pytest.raises(UserError, match="stop_ids must be from 0 to 135, the model's last token id, got -1"):
+        engine.generate([[5] * 9], max_new_tokens=8, stop_ids=[5, -1])
 
 
 def test_a_backend_that_did_not_run_is_an_error(engine: VLLMEngine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,6 +110,15 @@ def test_a_server_says_why_it_does_not_read_rollouts_again(address: str) -> None
     assert refused.value.code == 400 and "20" in refused.value.read().decode()
 
 
+@pytest.mark.parametrize("unknown", ["nonsense", "n"])
+def test_a_server_says_which_sampling_field_it_does_not_take(address: str, unknown: str) -> None:
+    asked = lists_route.samples_request([[5]], 1, top_k=20, dense=False, sampling={unknown: 1})
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        post_for_bytes(f"{address}{lists_route.SAMPLES_PATH}", asked)
+    said = refused.value.read().decode()
+    assert refused.value.code == 400 and said.startswith("sampling: ") and f"'{unknown}'" in said
+
+
 def test_samples_with_lists_come_as_bytes_sparse_or_dense(address: str, schedule: Path) -> None:
     (prompt,) = random_prompts([PROMPT_TOKENS], seed=3)
     oracle = HFEngine("tiny-reasoner", schedule=schedule, dtype=torch.float32)

@@ -73,7 +73,9 @@ def oracle(hf: HFEngine, schedule: Schedule | None, asked: list[list[int]], **se
 def assert_same(found: list[Rollout], expected: list[Rollout]) -> None:
     for one, other in zip(found, expected, strict=True):
         assert one.response_ids == other.response_ids
-        assert (one.finish_reason, one.attention, one.checks) == (other.finish_reason, other.attention, other.checks)
+        assert (one.finish_reason, one.attention) == (other.finish_reason, other.attention)
+        # HFEngine drafts nothing behind a stop id.
+        assert replace(one.checks, behind_stop_tokens=0) == other.checks
         if one.finish_reason == "length":
             assert one.kv_read_share == pytest.approx(other.kv_read_share)
         else:
@@ -125,7 +127,8 @@ def test_the_report_is_the_oracles(engine: VLLMEngine, hf: HFEngine, schedule: S
     rollouts = oracle(hf, schedule, asked, max_new_tokens=40, stop_ids=[])
     assert_same(sampled, rollouts)
     found, expected = engine.report(), hf.report()
-    assert found.checks == expected.checks and found.checks.windows == sum(each.checks.windows for each in rollouts)
+    assert found.checks == expected.checks and found.checks.behind_stop_tokens == 0
+    assert found.checks.windows == sum(each.checks.windows for each in rollouts)
     assert found.layers == expected.layers
     for name in ("prefill_tokens", "generated_tokens", "check_read_tokens", "taken_back_context_tokens"):
         assert getattr(found, name) == getattr(expected, name), name
@@ -217,7 +220,9 @@ def test_a_stop_id_may_be_the_token_behind_a_window_and_nothing_follows_one_insi
         stops = {"stop_ids": [free.response_ids[at]]}
         found = engine.generate(asked, **stops, **settings)
         assert found[0].response_ids == free.response_ids[: at + 1] and found[0].finish_reason == "stop"
-        assert found[0].checks == Checks(-(-at // 5), 0, at - at // 5, 0, extra_tokens=at // 5)
+        windows, drafted = -(-at // 5), at - at // 5
+        expected = Checks(windows, 0, drafted, 0, extra_tokens=at // 5, behind_stop_tokens=4 * windows - drafted)
+        assert found[0].checks == expected and expected.drafted_per_kept == 4 * windows / at
         assert_same(found, oracle(hf, kept, asked, **stops, **settings))
 
 
@@ -349,6 +354,8 @@ def test_a_training_step_on_checked_rollouts_is_the_oracles(engines: VLLMEngine,
         )
         train(config, tmp_path / kind)
         (lines[kind],) = (line for line in read_lines(tmp_path / kind / "metrics.jsonl") if "reward/mean" in line)
+    # Drafts behind a stop id are vLLM's alone.
+    assert lines["vllm"].pop("check/drafted_per_kept") >= lines["hf"].pop("check/drafted_per_kept")
     for name, value in lines["hf"].items():
         if name.startswith(("reward/", "policy/", "mismatch/", "check/", "correction/")):
             assert lines["vllm"][name] == pytest.approx(value, rel=1e-3, abs=1e-4), name

@@ -6,7 +6,8 @@ A check makes small budgets cheap to try: what they break is taken back, at the 
 budgets that hold it need not be the fastest, and every budget of the grid is tried as the least one of a
 schedule. How many tokens a schedule drafts for each that stands follows from the sweep: at one budget, all drafts beyond
 one a token are put down to the bins in which that budget reads a part of the context, and a schedule has in each bin
-those of its budget there. Rollouts with the schedule itself then measure it (verify.py).
+those of its budget there. Drafts behind a stop id are those of the whole sweep, whatever the budget. Rollouts with the
+schedule itself then measure it (verify.py).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from sparroll.plan.speedup import Plan, kernels_said, plan
 from sparroll.plan.time_model import TimeModel
 from sparroll.rounding import rounded_down, rounded_up
 from sparroll.schedule import Schedule
-from sparroll.types import Rollout
+from sparroll.types import Checks, Rollout
 
 
 @dataclass(frozen=True)
@@ -194,18 +195,21 @@ def predicted_drafts(sweep: Sweep, schedule: Schedule) -> float:
         return budget < end - 1
 
     nothing_taken_back = sweep.check.drafts / sweep.check.window_tokens
-    budgets, excess = [], []
+    budgets, excess, total = [], [], Checks()
     for budget, measured in zip(sweep.budgets, sweep.measurements, strict=True):
         assert measured.checked is not None, "a checked sweep"
         share = sum(count for end, count in tokens.values() if partly(budget, end)) / whole
         budgets.append(np.log(budget))
-        excess.append((measured.checked.checks.drafted_per_kept / nothing_taken_back - 1) / share if share else 0.0)
+        total.add(measured.checked.checks)
+        looked_at = replace(measured.checked.checks, behind_stop_tokens=0).drafted_per_kept
+        excess.append((looked_at / nothing_taken_back - 1) / share if share else 0.0)
     here = [
         count / whole * np.interp(np.log(budget), budgets, excess)
         for start, (end, count) in tokens.items()
         if partly(budget := schedule.kv_budget_tokens(start), end)
     ]
-    return nothing_taken_back * (1 + float(sum(here)))
+    behind_stop = total.drafted_per_kept - replace(total, behind_stop_tokens=0).drafted_per_kept
+    return nothing_taken_back * (1 + float(sum(here))) + behind_stop
 
 
 def with_reasons(choice: CheckChoice, made_by: dict[str, Any] | None, bounds: BlindSpots) -> FittedSchedule:

@@ -8,7 +8,7 @@ from typing import Any
 
 from sparroll.attention.selectors import Selector, make_selector
 from sparroll.calibrate.measure import MeasureSettings, Study
-from sparroll.engines.make import dtype_named, make_engine, roomiest
+from sparroll.engines.make import check_samples_at, dtype_named, make_engine, roomiest
 from sparroll.engines.prompt_encoder import PromptEncoder
 from sparroll.engines.scoring import Scorer
 from sparroll.errors import UserError
@@ -31,8 +31,10 @@ def open_study(
 ) -> Study:
     """A study with an engine and a scorer on one model. The scorer is always transformers, whichever engine samples.
 
-    schedules: those that will be measured, or one of each kind. Raises UserError if the engine cannot run one of them.
+    schedules: those that will be measured, or one of each kind. Raises UserError if the engine cannot run one of them,
+    or cannot sample at the temperature.
     """
+    check_samples_at(engine, settings.temperature)
     precision = dtype_named(dtype)
     sampler = make_engine(
         engine,

@@ -10,7 +10,7 @@ import typer
 from sparroll import records
 from sparroll.cli.shared import common, named, options
 from sparroll.cli.shared.options import SAMPLING, option
-from sparroll.engines.make import check_names
+from sparroll.engines.make import check_names, check_samples_at
 from sparroll.progress import Progress
 from sparroll.tasks.prompt_file import plain_prompt, read_prompts
 from sparroll.types import MOST_SAMPLES
@@ -54,6 +54,7 @@ def rollout(
     common.refuse_idle(command, schedule is None, "without --schedule", "force_schedule")
     check_names(engine_name, model, device, dtype)
     check_counts(n, max_new_tokens, temperature, top_p=top_p)
+    check_samples_at(engine_name, temperature)
     common.hold_folder(command, out)
     chosen = named.with_check(named.load_schedule(schedule, budget, model, force_schedule), check_window, check_floor)
     common.say_caveats(chosen)

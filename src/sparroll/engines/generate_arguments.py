@@ -9,6 +9,7 @@ from numbers import Real
 from operator import index
 from typing import Any, cast
 
+import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from sparroll.engines import sampling
@@ -85,6 +86,11 @@ def prompt_ids(engine: Engine, prompts: Prompts, max_new_tokens: int) -> list[li
             if engine.tokenizer is None:
                 raise UserError("string prompts need a tokenizer", "pass tokenizer=, or prompts as token ids")
             ids = text_ids(engine.tokenizer, prompt, f"prompt {number}")
+        elif isinstance(prompt, bytes):
+            # Python takes them for numbers.
+            raise UserError(
+                f"prompt {number} must be a text or token ids, got {prompt!r}"[:200], "decode() it to a text"
+            )
         else:
             ids = whole_numbers(prompt, f"prompt {number}", "give a text, or token ids")
         if not ids:
@@ -138,11 +144,10 @@ def dense_flags(engine: Engine, dense: Sequence[bool] | None, requests: int) -> 
             f"dense needs one flag per request, {requests} in all, got {len(dense)}",
             "n flags for each prompt, prompt by prompt, as in a list of seeds",
         )
-    flags = list(dense)
-    for flag in flags:
-        if not isinstance(flag, bool):
+    for flag in dense:
+        if not isinstance(flag, (bool, np.bool_)):
             raise UserError(f"dense must hold True and False, got {flag!r}")
-    return [False] * requests if samples_densely(engine) else flags
+    return [False] * requests if samples_densely(engine) else [bool(flag) for flag in dense]
 
 
 def whole_numbers(values: Iterable[Any], what: str, hint: str) -> list[int]:
@@ -153,9 +158,22 @@ def whole_numbers(values: Iterable[Any], what: str, hint: str) -> list[int]:
         raise UserError(f"{what} must hold whole numbers, got {values!r}"[:200], hint) from None
 
 
+def stop_ids(engine: Engine, given: Sequence[int]) -> list[int]:
+    """The ids that end a response. Raises UserError for what is no token of the model."""
+    whole = whole_numbers(given, "stop_ids", "give token ids")
+    for each in whole:
+        if not 0 <= each < engine.vocabulary:
+            raise UserError(
+                f"stop_ids must be from 0 to {engine.vocabulary - 1}, the model's last token id, got {each}",
+                "leave it out: no response could end with it",
+            )
+    return whole
+
+
 def end_ids(generation_config: Any, tokenizer: PreTrainedTokenizerBase | None, vocabulary: int) -> list[int]:
-    """The model's end-of-sequence ids; the tokenizer's where the model names none. Raises UserError where the model
-    could sample none of them, because then no response would end."""
+    """The model's end-of-sequence ids; the tokenizer's where the model names none. Those outside the vocabulary are left
+    out, which generation_config.json has where it was made for a larger one. Raises UserError where none is left, because
+    then no response would end."""
     stops = getattr(generation_config, "eos_token_id", None)
     if stops is None and tokenizer is not None:
         stops = tokenizer.eos_token_id
@@ -163,10 +181,11 @@ def end_ids(generation_config: Any, tokenizer: PreTrainedTokenizerBase | None, v
         return []
     ids = [stops] if isinstance(stops, int) else list(stops)
     whole = whole_numbers(ids, "eos_token_id", "mend generation_config.json in the model's folder")
-    if whole and not any(0 <= each < vocabulary for each in whole):
+    known = [each for each in whole if 0 <= each < vocabulary]
+    if whole and not known:
         raise UserError(
             f"no response could end: the model's eos_token_id is {', '.join(map(str, whole))}, and its vocabulary has "
             f"{vocabulary:,} tokens",
             "mend generation_config.json in the model's folder",
         )
-    return whole
+    return known

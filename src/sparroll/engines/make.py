@@ -11,6 +11,7 @@ from sparroll.engines.devices import take_device
 from sparroll.errors import UserError, nearest
 from sparroll.models import find
 from sparroll.schedule import Schedule
+from sparroll.types import LEAST_TEMPERATURE, LEAST_VLLM_TEMPERATURE
 
 ENGINES = ["hf", "vllm"]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -76,6 +77,16 @@ def check_names(kind: str, model: str, device: str | None, dtype: str | None) ->
     else:
         take_device(device)
     dtype_named(dtype)
+
+
+def check_samples_at(kind: str, temperature: float, name: str = "temperature") -> None:
+    """Raise UserError for a temperature that this engine cannot sample at, although others can. name: what the user calls
+    the temperature."""
+    if kind == "vllm" and 0 < temperature < LEAST_VLLM_TEMPERATURE:
+        raise UserError(
+            f"{name} = {temperature:g} is below {LEAST_VLLM_TEMPERATURE:g}, the least that the engine vllm samples at",
+            f"set it to {LEAST_VLLM_TEMPERATURE:g}, or take the engine hf, which goes down to {LEAST_TEMPERATURE:g}",
+        )
 
 
 def check_available(kind: str) -> None:

@@ -212,6 +212,13 @@ class Scorer:
         """Rollouts of similar length together, up to `batch_tokens` padded tokens, longest first."""
         if not rollouts:
             raise UserError("there are no rollouts to score")
+        for number, rollout in enumerate(rollouts):
+            ids = [*rollout.prompt_ids, *rollout.response_ids]
+            if min(ids, default=0) < 0 or max(ids, default=0) >= self._vocabulary:
+                raise UserError(
+                    f"rollout {number} has token ids outside 0..{self._vocabulary - 1}: they are {min(ids)} to {max(ids)}",
+                    "score it with the model that it was sampled from",
+                )
         for members in length_buckets([len(r.prompt_ids) + len(r.response_ids) for r in rollouts], self.batch_tokens):
             yield members, TokenBatch.from_rollouts([rollouts[i] for i in members], 0, self.model.device)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from sparroll.compression import Compression
 from sparroll.engines.adapter import check_base, refuse_check, weights_digest
+from sparroll.engines.make import check_samples_at
 from sparroll.errors import UserError
 from sparroll.evaluate.settings import DENSE, EvalTask, EvaluationSettings, Policy, problem_digest
 from sparroll.evaluate.weights import fingerprint
@@ -42,6 +43,7 @@ class EvaluationRequest:
     max_batch: int = 64
 
     def __post_init__(self) -> None:
+        check_samples_at(self.engine, self.settings.temperature)
         checked = any(policy.schedule is not None and policy.schedule.check is not None for policy in self.policies)
         if checked and self.settings.tail and self.settings.temperature == 0:
             raise UserError(

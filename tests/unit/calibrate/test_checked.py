@@ -83,6 +83,15 @@ def test_the_figures_of_a_check_by_hand() -> None:
     assert "4 windows, 50.0% cut, 1.500 drafted per kept" in str(found)
 
 
+def test_drafts_behind_a_stop_id_cost_a_step_and_older_records_do_not_count_them() -> None:
+    """A window of 64 whose 10th draft is a stop id: 63 steps for the 10 tokens that stand."""
+    checks = Checks(windows=1, drafted_tokens=10, behind_stop_tokens=53)
+    assert checks.drafted_per_kept == 6.3 and Checks.from_table(checks.table()) == checks
+    older = checks.table()
+    del older["behind_stop_tokens"]
+    assert Checks.from_table(older) == Checks(windows=1, drafted_tokens=10)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -139,6 +148,24 @@ def test_drafts_beyond_one_a_token_are_put_down_to_bins_that_read_a_part(swept) 
     half = Schedule((Step(0, 512), Step(300, 128)))
     assert predicted_drafts(swept, half) == pytest.approx(least * (1 + excess * last / whole))
     assert predicted_drafts(swept, Schedule.fixed(512)) == least
+
+
+def test_drafts_behind_a_stop_id_are_predicted_alike_for_every_schedule(swept) -> None:
+    """100 tokens stand at each budget, and 25 drafts ran behind a stop id."""
+    checks = [Checks(4, 0, 100, behind_stop_tokens=25) for _ in GRID]
+    stopped = [
+        replace(each, checked=replace(each.checked, checks=one))
+        for each, one in zip(swept.measurements, checks, strict=True)
+    ]
+    plain = [
+        replace(each, checked=replace(each.checked, checks=replace(one, behind_stop_tokens=0)))
+        for each, one in zip(swept.measurements, checks, strict=True)
+    ]
+    for schedule in (Schedule.fixed(128), Schedule((Step(0, 64), Step(200, 128), Step(300, 192))), Schedule.fixed(512)):
+        found, without = (
+            predicted_drafts(replace(swept, measurements=tuple(each)), schedule) for each in (stopped, plain)
+        )
+        assert found - without == pytest.approx(0.25)
 
 
 def test_the_fastest_schedule_at_the_target_is_chosen_and_not_the_one_that_reads_the_least(swept) -> None:

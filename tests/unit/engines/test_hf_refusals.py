@@ -60,6 +60,8 @@ def test_unsupported_attention_is_refused_with_the_reason(architecture: str, cha
         ("text", {}, "prompts must be a list"),
         ([[1]], {"n": 0}, "n=0"),
         ([[1]], {"temperature": -1.0}, "the temperature must be 0 or from 0.001 up, and finite, got -1.0"),
+        ([[1]], {"stop_ids": [2, -1]}, "stop_ids must be from 0 to 49, the model's last token id, got -1"),
+        ([[1]], {"stop_ids": [50]}, "stop_ids must be from 0 to 49, the model's last token id, got 50"),
         ([[1]], {"seed": [1, 2]}, "a list of seeds needs one per request, 1 in all, got 2"),
     ],
 )
@@ -185,6 +187,16 @@ def test_scores_of_what_no_policy_can_be_are_refused(settings: dict, message: st
     elif "top_p" not in settings:
         with pytest.raises(UserError, match=message):
             scorer.sparse(rollouts, Schedule.fixed(64, dense_layers=(0,)), **settings)
+
+
+@pytest.mark.parametrize(("ids", "said"), [([1, 50], "1 to 50"), ([-1], "-1 to 2")])
+def test_scores_of_tokens_outside_the_vocabulary_are_refused(ids: list[int], said: str) -> None:
+    scorer, rollouts = Scorer(build()), HFEngine(build()).generate([[1, 2], [1, 2]], max_new_tokens=2)
+    rollouts[1].response_ids = ids
+    rollouts[1].sparse_logp = torch.zeros(len(ids))
+    for score in (scorer.dense, lambda each: scorer.exact_replay(each, Schedule.fixed(64, dense_layers=(0,)))):
+        with pytest.raises(UserError, match=rf"rollout 1 has token ids outside 0\.\.49: they are {said}"):
+            score(rollouts)
 
 
 def test_scores_at_ids_of_32_bits_are_those_at_64() -> None:

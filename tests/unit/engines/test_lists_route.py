@@ -189,6 +189,44 @@ def test_what_the_engine_refuses_is_answered_with_its_reason() -> None:
     assert answered(SCORES_PATH, b"not a request", Engine())[0] == 400
 
 
+SAMPLES = samples_request([[5]], 1, top_k=TOP_K, dense=False, sampling={})
+
+
+@pytest.mark.usefixtures("in_development_mode")
+@pytest.mark.parametrize(
+    ("path", "asked", "said"),
+    [
+        (SCORES_PATH, {}, b"rollouts: field required"),
+        (SCORES_PATH, [], b"the request: input should be an object"),
+        (SCORES_PATH, {"rollouts": [[[5]]], "temperature": 1, "top_k": 3}, b"rollouts.0.1: field required"),
+        (
+            SCORES_PATH,
+            {"rollouts": [[[], [5]]], "temperature": 1, "top_k": 3},
+            b"rollouts.0.0: list should have at least 1",
+        ),
+        (
+            SCORES_PATH,
+            {"rollouts": [[[5], ["a"]]], "temperature": 1, "top_k": 3},
+            b"rollouts.0.1.0: input should be a valid",
+        ),
+        (
+            SCORES_PATH,
+            {"rollouts": [], "temperature": 1, "top_k": 0},
+            b"top_k: input should be greater than or equal to 1",
+        ),
+        (SAMPLES_PATH, {}, b"prompts: field required"),
+        (SAMPLES_PATH, [SAMPLES], b"the request: input should be an object"),
+        (SAMPLES_PATH, SAMPLES | {"extra": 1}, b"extra: extra inputs are not permitted"),
+        (SAMPLES_PATH, SAMPLES | {"dense": 1}, b"dense: input should be a valid boolean"),
+        (SAMPLES_PATH, SAMPLES | {"sampling": 3}, b"sampling: input should be an object"),
+    ],
+)
+def test_malformed_requests_are_answered_with_what_is_wrong(path: str, asked: Any, said: bytes) -> None:
+    engine = Engine()
+    status, body = answered(path, asked, engine)
+    assert status == 400 and body.startswith(said) and not engine.asked
+
+
 @pytest.mark.usefixtures("in_development_mode")
 def test_other_paths_are_the_servers_own() -> None:
     assert answered("/v1/completions", {}) == (404, b"not found")

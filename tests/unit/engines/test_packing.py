@@ -14,7 +14,7 @@ def test_what_is_packed_comes_back() -> None:
             "dense_logp": torch.tensor([-0.5, -torch.inf]),
             "dense_ids": torch.tensor([[3, 4]]),
             "lists": None,
-            "checks": Checks(2, 1, 126, 7, 1),
+            "checks": Checks(2, 1, 126, 7, 1, 40),
             "read": 40,
         },
         "": {"dense_logp": torch.empty(0), "dense_ids": None, "checks": Checks(), "read": 0},

@@ -143,11 +143,30 @@ def test_checked_rollouts_are_measured_at_once_and_never_read_again() -> None:
     assert (counts.measured, counts.checked, counts.read_tokens, counts.not_chosen) == (3, 3, 0, 0)
     assert rescorer.statistics.table(rescorer.estimator).overall.mean == pytest.approx(0.75)
     assert rescorer.estimator == "exact"
-    rescorer.hold(checked, "4", 4, InForce())
-    rescorer.hold(rollout(), "5", 5, InForce())
+
+
+@pytest.mark.parametrize("kinds", ["cu", "uc", "c u", "u c"])
+def test_checked_and_unchecked_rollouts_make_no_common_tail_until_a_change_of_schedule_drops_them(kinds: str) -> None:
+    """A space is a measurement in between."""
+    one, dense = rollout(), TokenScores(rollout().sparse_logp, rollout().top_k)
+    rescorer = Rescorer(RescoringSettings())
+    for number, kind in enumerate(kinds):
+        if kind == " ":
+            for held in rescorer.due():
+                rescorer.fold(held, dense)
+        else:
+            acceptance = torch.ones(4) if kind == "c" else None
+            rescorer.hold(replace(one, acceptance=acceptance), str(number), number, rescorer.in_force)
     for _ in range(2):
-        with pytest.raises(UserError, match="make no common tail"):
+        with pytest.raises(UserError, match=r"(?s)make no common tail.*change_schedule\(\)"):
             rescorer.due()
+    rescorer.change_schedule()
+    assert rescorer.due() == []
+    rescorer.hold(one, "after", 9, rescorer.in_force)
+    (held,) = rescorer.due()
+    rescorer.fold(held, dense)
+    counts = rescorer.take()[1]
+    assert (counts.held, counts.schedule_changed, counts.measured, counts.checked) == (3, 2, 1, 0)
 
 
 def test_rollouts_stay_held_where_they_cannot_be_read_again() -> None:
@@ -195,7 +214,7 @@ def test_whole_lists_give_every_temperature_and_shorter_ones_are_refused() -> No
             check_sampling(temperature, top_p, VOCABULARY - 1, VOCABULARY)
 
 
-def test_an_aborted_reading_is_counted_and_an_error_is_raised_after_the_others_ended(
+def test_an_aborted_reading_is_counted_and_what_fails_stays_held_once_the_others_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
@@ -204,9 +223,10 @@ def test_an_aborted_reading_is_counted_and_an_error_is_raised_after_the_others_e
     rescorer = Rescorer(RescoringSettings(top_k=VOCABULARY))
     for name in ("aborted", "fails", "read"):
         rescorer.hold(rollout(), name, 0, InForce())
+    dies = {"fails-dense"}
 
     async def generate(prompt: dict[str, Any], sampling_params: Any, request_id: str) -> AsyncIterator[Any]:
-        if request_id == "fails-dense":
+        if request_id in dies:
             raise RuntimeError("the engine is dead")
         await asyncio.sleep(0)
         ids = prompt["prompt_token_ids"]
@@ -218,7 +238,11 @@ def test_an_aborted_reading_is_counted_and_an_error_is_raised_after_the_others_e
     with pytest.raises(RuntimeError, match="the engine is dead"):
         asyncio.run(measure_async(rescorer, generate, VOCABULARY, 100))
     counts = rescorer.take()[1]
-    assert (counts.held, counts.measured, counts.aborted, counts.read_tokens) == (3, 1, 1, 7)
+    assert (counts.held, counts.measured, counts.aborted, counts.read_tokens) == (2, 1, 1, 7)
+    dies.clear()
+    asyncio.run(measure_async(rescorer, generate, VOCABULARY, 100))
+    counts = rescorer.take()[1]
+    assert (counts.held, counts.measured, counts.aborted, counts.read_tokens) == (1, 1, 0, 7)
 
 
 def test_rollouts_that_an_engine_refuses_to_read_stay_held() -> None:

@@ -139,7 +139,7 @@ class Spent:
         if measurement.checked is None:
             return Spent(tokens, 0, tokens)
         checks = measurement.checked.checks
-        return Spent(tokens, checks.taken_back_tokens, checks.drafted_tokens)
+        return Spent(tokens, checks.taken_back_tokens, checks.drafted_tokens + checks.behind_stop_tokens)
 
     def __add__(self, other: Spent) -> Spent:
         return Spent(

@@ -210,7 +210,7 @@ class HFEngine(Engine):
             max_batch=self.max_batch,
             temperature=temperature,
             top_p=top_p,
-            stop_ids=frozenset(generate_arguments.whole_numbers(stop_ids, "stop_ids", "give token ids")),
+            stop_ids=frozenset(generate_arguments.stop_ids(self, stop_ids)),
             top_k=min(top_k, self.vocabulary),
         )
         with routed(model):

@@ -22,6 +22,7 @@ from sparroll.compression import Compression
 from sparroll.engines import generate_arguments
 from sparroll.engines.base import Engine
 from sparroll.engines.load_model import check_checkpoint
+from sparroll.engines.make import check_samples_at
 from sparroll.engines.prompt_encoder import response_text
 from sparroll.engines.report import EngineReport, LayerReport
 from sparroll.engines.vllm import launch, model_files, outputs, requests, rescoring
@@ -35,8 +36,6 @@ from sparroll.progress import OnProgress
 from sparroll.schedule import Schedule, check_is_schedule
 from sparroll.types import Rollout, TokenScores
 
-_LEAST_TEMPERATURE = 0.01
-"""vLLM raises lower temperatures to this one."""
 _open: list[VLLMEngine] = []
 """The open engine of this process. There can be only one, because the backend has one state per process."""
 
@@ -331,15 +330,10 @@ class VLLMEngine(Engine):
         """
         self._check_ready()
         generate_arguments.check_counts(n, max_new_tokens, temperature, top_k, top_p)
-        if 0 < temperature < _LEAST_TEMPERATURE:
-            raise UserError(
-                f"vLLM samples at {_LEAST_TEMPERATURE} or above, got temperature {temperature}",
-                "use 0 for greedy sampling",
-            )
+        check_samples_at(self.kind, temperature)
         ids = generate_arguments.prompt_ids(self, prompts, max_new_tokens)
         seeds = generate_arguments.seeds(seed, len(ids), n)
-        stops = self._end_ids if stop_ids is None else stop_ids
-        stops = generate_arguments.whole_numbers(stops, "stop_ids", "give token ids")
+        stops = generate_arguments.stop_ids(self, self._end_ids if stop_ids is None else stop_ids)
         flags = generate_arguments.dense_flags(self, dense, len(seeds))
         top_k = min(top_k, self.vocabulary)
         asked = [prompt for prompt in ids for _ in range(n)]

@@ -13,12 +13,12 @@ vLLM's own routes for trainers, these are there in development mode alone (VLLM_
 from __future__ import annotations
 
 import asyncio
-import json
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -35,6 +35,31 @@ Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 Prompts = Sequence[list[int]]
 
+_PromptIds = Annotated[list[int], Field(min_length=1)]
+_TopK = Annotated[int, Field(ge=1)]
+
+
+class _Asked(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class _ScoresAsked(_Asked):
+    """What `scores_request` makes."""
+
+    rollouts: list[tuple[_PromptIds, list[int]]]
+    temperature: float
+    top_k: _TopK
+
+
+class _SamplesAsked(_Asked):
+    """What `samples_request` makes."""
+
+    prompts: list[_PromptIds]
+    n: int
+    top_k: _TopK
+    dense: bool
+    sampling: dict[str, Any]
+
 
 class ListsRoutes:
     """ASGI middleware: answers the two paths, and hands everything else on."""
@@ -43,15 +68,20 @@ class ListsRoutes:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answers: dict[str, Callable[..., Awaitable[bytes]]] = {SCORES_PATH: _read, SAMPLES_PATH: _sampled}
+        answers: dict[str, tuple[type[_Asked], Callable[..., Awaitable[bytes]]]] = {
+            SCORES_PATH: (_ScoresAsked, _read),
+            SAMPLES_PATH: (_SamplesAsked, _sampled),
+        }
         if scope["type"] != "http" or scope["path"] not in answers or not _in_development_mode():
             await self._app(scope, receive, send)
             return
+        kind, answer = answers[scope["path"]]
         try:
-            asked = json.loads(await _body(receive))
-            body = await answers[scope["path"]](scope["app"].state.engine_client, **asked)
+            asked = _parsed(kind, await _body(receive))
+            body = await answer(scope["app"].state.engine_client, **dict(asked))
         except ValueError as error:
-            # Of vLLM, too, for example where its max_logprobs is smaller than the lists.
+            # Of vLLM, too, for example where its max_logprobs is smaller than the lists. Where it raises an error of its
+            # own instead, its server answers.
             await _answer(send, 400, str(error).encode())
             return
         await _answer(send, 200, body)
@@ -119,15 +149,19 @@ def _sampling_parameters(n: int, top_k: int, dense: bool, sampling: dict[str, An
 
     from vllm import SamplingParams
 
-    return SamplingParams(
-        **sampling,
-        n=n,
-        logprobs=top_k,
-        flat_logprobs=True,
-        detokenize=bool(sampling.get("stop")),
-        output_kind=RequestOutputKind.FINAL_ONLY,
-        extra_args={DENSE_REQUEST: True} if dense else None,
-    )
+    try:
+        return SamplingParams(
+            **sampling,
+            n=n,
+            logprobs=top_k,
+            flat_logprobs=True,
+            detokenize=bool(sampling.get("stop")),
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            extra_args={DENSE_REQUEST: True} if dense else None,
+        )
+    except TypeError as error:
+        # A field that it does not have, that is set here, or whose value is of another kind.
+        raise ValueError(f"sampling: {error}") from None
 
 
 def samples_of(answer: bytes, prompts: Prompts, n: int) -> list[Rollout]:
@@ -142,6 +176,16 @@ def samples_of(answer: bytes, prompts: Prompts, n: int) -> list[Rollout]:
 
 
 # -- both ----------------------------------------------------------------------------------------------------------------
+
+
+def _parsed(kind: type[_Asked], body: bytes) -> _Asked:
+    """The request in a body. Raises ValueError for anything else, with the first thing that is wrong."""
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the request"
+        raise ValueError(f"{where}: {first['msg'][0].lower()}{first['msg'][1:]}") from None
 
 
 async def _finished(engine: Any, prompt: dict[str, Any], parameters: Any) -> Any:

@@ -207,21 +207,23 @@ class Rescorer:
         """The rollouts to read again now; from here on the caller has them. Those whose drafts were checked are measured
         at once, all of them: the checks have compared both whole distributions.
 
-        Raises UserError where there are rollouts of both kinds, whose acceptances cannot be put into one tail.
+        Raises UserError where there are rollouts of both kinds, held or measured since the last `take`: their acceptances
+        cannot be put into one tail. They stay held, and `change_schedule` drops them.
         """
         whole = self._held = [held for held in self._held if not self._drop(held)]
         waiting = [held for held in whole if held.rollout.acceptance is None]
-        if len(waiting) < len(whole):
-            if waiting or self.counts.measured > self.counts.checked:
-                raise UserError(
-                    "some rollouts were checked while they were sampled, and others were not: exact acceptances and those "
-                    f"by {self.settings.estimator} make no common tail",
-                    "measure and take() before the engine turns checks on or off",
-                )
-            for held in whole:
-                assert held.rollout.acceptance is not None, "looked at above"
-                self._add(held.rollout, held.rollout_id, held.rollout.acceptance, held.rollout.dense)
-                self.counts.checked += 1
+        has_checked = len(waiting) < len(whole) or self.counts.checked > 0
+        if has_checked and (waiting or self.counts.measured > self.counts.checked):
+            raise UserError(
+                "some rollouts were checked while they were sampled, and others were not: exact acceptances and those "
+                f"by {self.settings.estimator} make no common tail",
+                "call change_schedule() where the engine turns checks on or off: what is held or measured by then is "
+                "dropped and counted; to keep it, measure and take() before",
+            )
+        for held in whole if has_checked else ():
+            assert held.rollout.acceptance is not None, "looked at above"
+            self._add(held.rollout, held.rollout_id, held.rollout.acceptance, held.rollout.dense)
+            self.counts.checked += 1
         self._held = []
         chosen = set(probe([(h.prompt_id, h.rollout_id) for h in waiting], self.settings, self.counts.measured))
         self.counts.not_chosen += len(waiting) - len(chosen)
@@ -320,6 +322,13 @@ async def measure_async(rescorer: Rescorer, generate: Generate, vocabulary: int,
     due = rescorer.due()
 
     async def read(held: HeldRollout) -> None:
+        try:
+            await read_again(held)
+        except BaseException:
+            rescorer.hold_again([held])
+            raise
+
+    async def read_again(held: HeldRollout) -> None:
         ids, parameters = request_of(held.rollout, settings.top_k, context_limit)
         finished = None
         async for output in generate(

@@ -3,10 +3,11 @@ model. It has only the sections and fields that such a run reads."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from sparroll.engines.make import check_samples_at
 from sparroll.tasks.data.settings import DataSettings
 from sparroll.train.config.adapter import KLSection
 from sparroll.train.config.base import Section
@@ -60,6 +61,11 @@ class DistillConfig(Section):
     evaluate: HeldOutSection = HeldOutSection()
     checkpoint: CheckpointSection = CheckpointSection()
     log: LogSection = LogSection()
+
+    @model_validator(mode="after")
+    def _the_engine_samples_at_the_temperature(self) -> Self:
+        check_samples_at(self.engine.kind, self.rollout.temperature, "rollout.temperature")
+        return self
 
     def for_trainer(self) -> TrainConfig:
         """The same run as a TrainConfig, which is what the trainer reads. It has no guard, and settings that only a

@@ -58,7 +58,7 @@ class SamplingSection(Section):
     samples_per_prompt: int = Field(default=2, ge=2, le=MOST_SAMPLES)
     """Rollouts of each prompt."""
     temperature: float = Field(default=1.0, ge=LEAST_TEMPERATURE)
-    """Temperature of sampling, and of every log-probability in the run."""
+    """Temperature of sampling, and of every log-probability in the run. The engine vllm samples at 0.01 or more."""
     max_new_tokens: int = Field(default=1024, ge=1)
     """Responses are cut at this many tokens. A cut response usually has no answer, so its reward is 0."""
     max_batch: int = Field(default=64, ge=1)

@@ -6,6 +6,7 @@ from typing import Self
 
 from pydantic import model_validator
 
+from sparroll.engines.make import check_samples_at
 from sparroll.errors import UserError
 from sparroll.tasks import is_data
 from sparroll.tasks.data.settings import DataSettings
@@ -99,6 +100,12 @@ class TrainConfig(Section):
         names = [term.name for term in self.reward.terms]
         if by is not None and by not in names:
             raise ValueError(f"rollout.dynamic_sampling_by = {by!r} is no reward term; there are {', '.join(names)}")
+        return self
+
+    @model_validator(mode="after")
+    def _the_engine_samples_at_the_temperatures(self) -> Self:
+        check_samples_at(self.engine.kind, self.rollout.temperature, "rollout.temperature")
+        check_samples_at(self.engine.kind, self.evaluate.temperature, "evaluate.temperature")
         return self
 
     @model_validator(mode="after")

@@ -69,12 +69,13 @@ def record_step(
     taken_back_R = looked_at_R - (count_R - extra_R) + cut_R
     check_read_R = tokens_R - 1 + windows.rows_R
     # Drafts behind a stop id ran as well. Nobody looks at them.
+    behind_stop_R = drafted_R - looked_at_R
     context_RD, ran_RD = tokens_R[:, None] + place_D, place_D < drafted_R[:, None]
     context_R = (context_RD * ran_RD).sum(-1)
     dense_R = np.array([request.dense for request in requests])
     unread_R = (STATE.unread_tokens(context_RD) * ran_RD).sum(-1) * ~dense_R
     for row in np.flatnonzero(own_R).tolist():
-        checks = Checks(1, *(int(each[row]) for each in (cut_R, looked_at_R, taken_back_R, extra_R)))
+        checks = Checks(1, *(int(each[row]) for each in (cut_R, looked_at_R, taken_back_R, extra_R, behind_stop_R)))
         said = requests[row].said
         said.checks.add(checks)
         said.check_read_tokens += int(check_read_R[row])
