@@ -89,3 +89,8 @@ def test_python_m_sparroll_is_the_command(monkeypatch: pytest.MonkeyPatch, capsy
     with pytest.raises(SystemExit) as ended:
         runpy.run_module("sparroll", run_name="__main__")
     assert ended.value.code == 0 and capsys.readouterr().out.startswith("sparroll ")
+
+
+def test_no_command_waits_for_transformers_before_it_needs_it() -> None:
+    result = run("import sys; import sparroll.cli.app; print('transformers' in sys.modules, 'torch' in sys.modules)")
+    assert (result.returncode, result.stdout) == (0, "False True\n")

@@ -7,10 +7,9 @@ import math
 from collections.abc import Iterable, Sequence
 from numbers import Real
 from operator import index
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
 
 from sparroll.engines import sampling
 from sparroll.engines.base import Engine, samples_densely
@@ -18,6 +17,9 @@ from sparroll.engines.prompt_encoder import text_ids
 from sparroll.errors import UserError
 from sparroll.schedule import MOST_TOKENS
 from sparroll.types import LEAST_TEMPERATURE, MOST_SAMPLES, is_whole
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 Prompts = Sequence[str] | Sequence[Sequence[int]]
 
