@@ -349,9 +349,14 @@ def _control_group(table: dict[str, Any], facts: RunFacts) -> ControlGroupSectio
 
 
 def _section(kind: type[Any], table: dict[str, Any], name: str) -> Any:
-    given, where = table.get(name) or {}, f"{PREFIX}.{name}"
+    given, where = table.get(name), f"{PREFIX}.{name}"
+    if given is None:
+        given = {}
     if not isinstance(given, Mapping):
-        raise UserError(f"{where} must be a table, got {given!r}", f"its keys are {', '.join(kind.model_fields)}")
+        raise UserError(
+            f"{where} must be a table, got {given!r}",
+            f"its keys are {', '.join(kind.model_fields)}; null leaves it out",
+        )
     for key in given:
         if key not in kind.model_fields:
             raise UserError(f"unknown key {where}.{key}", nearest(str(key), list(kind.model_fields)))

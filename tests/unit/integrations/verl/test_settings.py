@@ -4,6 +4,7 @@ names that they typed."""
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -136,9 +137,15 @@ def test_mistakes_are_refused_by_the_names_that_were_typed(table: dict[str, Any]
     with pytest.raises(UserError, match=message) as refused:
         read(**table)
     if hint:
-        import re
-
         assert re.search(hint, refused.value.hint or ""), refused.value.hint
+
+
+@pytest.mark.parametrize("section", ["verify", "rescoring", "control_group"])
+@pytest.mark.parametrize("value", [False, 0, "", []])
+def test_a_section_that_is_no_table_is_refused_and_only_null_is_a_section_left_out(section: str, value: Any) -> None:
+    with pytest.raises(UserError, match=rf"{PREFIX}\.{section} must be a table, got {re.escape(repr(value))}"):
+        read(**{section: value})
+    assert read(**{section: None}) == read()
 
 
 @pytest.mark.parametrize(
