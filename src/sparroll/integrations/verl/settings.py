@@ -31,6 +31,7 @@ from sparroll.integrations.settings import (
     check_rescoring,
     checked_config,
     inlined,
+    outside_commands,
     probe_of,
     stays_dense,
 )
@@ -229,9 +230,13 @@ class RunFacts:
 
 def in_verls_words(text: str) -> str:
     """A message or hint about our own configuration, with the names that a verl user types."""
+    return outside_commands(text, _renamed)
+
+
+def _renamed(text: str) -> str:
     for ours, theirs in _HERE.items():
         text = text.replace(f"--set {ours}", theirs).replace(ours, theirs)
-    text = re.sub(rf"--set (?={'|'.join(_SECTIONS)})", f"+{PREFIX}.", text)
+    text = re.sub(rf"--set ('?)(?={'|'.join(_SECTIONS)})", rf"\1+{PREFIX}.", text)
     return re.sub(rf"(?<![\w.])((?:{'|'.join(_SECTIONS)})\.[a-z_]+)", rf"{PREFIX}.\1", text)
 
 

@@ -16,6 +16,8 @@ from sparroll.control.controller import Controller
 from sparroll.errors import UserError
 from sparroll.integrations.verl.settings import PREFIX, RunFacts, SparseSettings, in_verls_words
 from sparroll.schedule import Schedule, Step
+from sparroll.train.config.describe import describe
+from sparroll.train.config.run import TrainConfig
 
 FACTS = RunFacts("Qwen/Qwen3-4B", 512, 8, 1024, 16384)
 
@@ -178,6 +180,19 @@ def test_hints_of_our_own_loop_say_what_to_type_in_verl() -> None:
     assert in_verls_words("--set guard.window_steps=2, or train.prompts_per_step = 8") == (
         f"+{PREFIX}.guard.window_steps=2, or data.train_batch_size = 8"
     )
+    assert in_verls_words("--set 'control.stricter=[\"a\"]'") == f"'+{PREFIX}.control.stricter=[\"a\"]'"
+
+
+def test_hints_name_commands_that_know_what_they_are_asked() -> None:
+    for table, known in (
+        ({"guard": {"window_steps": 0}}, "guard.window_steps"),
+        ({"control": {"by": "controller", "target": 2}}, "control.target"),
+        ({"force_schedule": "maybe"}, "attention.force"),
+    ):
+        with pytest.raises(UserError) as refused:
+            read(**table)
+        assert f"`sparroll config {known}` says what it may be" == refused.value.hint
+        assert describe(TrainConfig, known)
 
 
 @pytest.mark.parametrize("reward_gap", [0.1, None])
