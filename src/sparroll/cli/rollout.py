@@ -61,6 +61,7 @@ def rollout(
         refuse_check(chosen)
     policy = named.load_compression(compression, compression_set or [], chosen, engine_name)
     source = read_prompts(prompts_file, task, level, count, seed)
+    common.say_prompts_left_out(command, prompts_file, len(source))
     config = {
         "model": model, "schedule": chosen.table() if chosen else None, "task": task, "level": level, "chat": chat,
         "prompts": [plain_prompt(prompt) for prompt in source], "n": n, "max_new_tokens": max_new_tokens,
