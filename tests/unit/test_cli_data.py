@@ -75,6 +75,21 @@ def test_check_lists_shared_rows_and_says_so_by_its_exit_code(tmp_path: Path, ca
     assert "0 of 1 rows" in capsys.readouterr().out
 
 
+def test_show_and_check_say_that_tests_in_python_need_entry_point(tmp_path: Path, capsys: Captured) -> None:
+    tests = "assert add(1, 2) == 3"
+    rows = [{"prompt": "Write add(a, b).", "tests": tests, "entry_point": "add"}, {"prompt": "Add.", "tests": tests}]
+    path = str(data_files.write(tmp_path / "own.jsonl", rows))
+    clean = str(data_files.write(tmp_path / "clean.jsonl", [{"prompt": "Something else", "answer": "1"}]))
+    reason = "tests are code, and entry_point is missing"
+    assert main(["data", "show", path]) == 0
+    assert f"skipped 1: {reason}" in capsys.readouterr().out
+    check = ["data", "check", "--train", path, "--eval", clean]
+    assert main(check) == 0
+    assert f"skipped 1 of own.jsonl: {reason}" in " ".join(capsys.readouterr().out.split())
+    assert main([*check, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["skipped"] == {"own.jsonl": {reason: 1}, "clean.jsonl": {}}
+
+
 def test_check_says_that_a_shorter_row_counts_as_a_whole(tmp_path: Path, capsys: Captured) -> None:
     root = data_files.plain_mirror(tmp_path, "gsm8k")
     path = data_files.write(tmp_path / "own.jsonl", [{"prompt": "So: what is two plus two now?", "answer": "4"}])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,36 @@ def test_a_finished_evaluation_is_read_again_without_a_model(
     assert _results(out) == before
     # The record is of the call that sampled.
     assert json.loads(path.read_text())["date"].startswith("2020")
+
+
+@pytest.mark.parametrize("emptied", [False, True])
+def test_a_finished_evaluation_without_its_log_is_kept_from_another_request_and_not_sampled_again(
+    emptied: bool,
+    model: str,
+    out: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = shutil.copytree(out, tmp_path / "done")
+    (folder / "samples.jsonl").unlink()
+    if emptied:
+        (folder / "samples.jsonl").touch()
+    before = {name: (folder / name).read_bytes() for name in ("config.json", "evaluation.json", "samples.parquet")}
+    monkeypatch.setattr("sparroll.evaluate.evaluation._engine", lambda *_: pytest.fail("loaded a model"))
+    message, _ = error_of([*command(model, folder), "--max-new-tokens", "9"], capsys)
+    assert "was made with max_new_tokens = 18, and max_new_tokens = 9 is asked for now" in message
+    assert main(command(model, folder)) == 0
+    assert "evaluation.json stays as it was: nothing was left to do" in capsys.readouterr().err
+    assert {name: (folder / name).read_bytes() for name in before} == before
+
+
+def test_samples_alone_keep_another_request_out(model: str, out: Path, tmp_path: Path, capsys: Any) -> None:
+    folder = shutil.copytree(out, tmp_path / "done")
+    for name in ("samples.jsonl", "evaluation.json"):
+        (folder / name).unlink()
+    message, _ = error_of([*command(model, folder), "--max-new-tokens", "9"], capsys)
+    assert "was made with max_new_tokens = 18" in message
 
 
 def test_train_then_evaluate_then_compare(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

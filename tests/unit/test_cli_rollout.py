@@ -95,6 +95,15 @@ def test_an_interrupted_run_goes_on_and_ends_with_the_same_file(
     assert len(_rows(tmp_path / "straight")) == 6
     assert main(_command(model, prompts, tmp_path / "out", *small)) == 0
     assert _rows(tmp_path / "out") == _rows(tmp_path / "straight")
+    # The first call finished two prompts, so the second one's counters are those of one prompt.
+    found = {name: json.loads((tmp_path / name / "record.json").read_text())["results"] for name in ("straight", "out")}
+    assert {name: (each["rollouts"], each["engine_rollouts"]) for name, each in found.items()} == {
+        "straight": (6, 6),
+        "out": (6, 2),
+    }
+    tokens = {name: each["engine"]["generated_tokens"] for name, each in found.items()}
+    lengths = [len(row["response_ids"]) for row in _rows(tmp_path / "out")]
+    assert tokens == {"straight": sum(lengths), "out": sum(lengths[4:])}
 
 
 def test_a_call_with_nothing_left_to_do_leaves_the_record_of_the_call_that_did_it(
@@ -112,6 +121,11 @@ def test_a_call_with_nothing_left_to_do_leaves_the_record_of_the_call_that_did_i
     assert json.loads(capsys.readouterr().out)["engine"] == record["results"]["engine"]
     assert main(command) == 0
     assert f"{path} stays as it was: nothing was left to do" in capsys.readouterr().err
+    # The record of an earlier version does not say how many rollouts the engine counted.
+    record["results"].pop("engine_rollouts")
+    path.write_text(json.dumps(record))
+    assert main(command) == 0
+    assert json.loads(path.read_text()) == record
     rows = (tmp_path / "out" / "rollouts.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "out" / "rollouts.jsonl").write_text("".join(rows[:-1]))
     assert main(command) == 0

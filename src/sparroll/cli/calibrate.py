@@ -125,6 +125,7 @@ def calibrate(
     common.say_caveats(slower)
     hardware, compared = find_hardware(gpu), Evaluation.parse(evaluation, max_new_tokens)
     entries = read_prompts(prompts_file, task, level, count, seed)
+    common.say_prompts_left_out(command, prompts_file, len(entries))
     check_request(wanted.target, len(entries), samples, max_new_tokens)
     tried = candidates.schedules(settings)
 

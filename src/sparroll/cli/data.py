@@ -18,6 +18,7 @@ from sparroll.errors import UserError
 from sparroll.types import Prompt
 
 if TYPE_CHECKING:
+    from sparroll.tasks.data.load import Loaded
     from sparroll.tasks.data.rows import Row
 
 app = typer.Typer(help="Look at data for training and evaluation.", no_args_is_help=True)
@@ -86,8 +87,7 @@ def show(
     for place in places:
         _print_sample(console, rows[place], _shown(encoder, rows[place]))
     console.print(f"{len(rows):,} rows of {loaded.source}", markup=False)
-    for reason, count in loaded.skipped.most_common():
-        console.print(f"skipped {count:,}: {reason}", markup=False)
+    _print_skipped(loaded)
     console.print(f"prompt {unit}: {min(lengths):,} to {max(lengths):,}, median {median(lengths):,.0f}")
     console.print(_histogram(lengths, unit))
 
@@ -114,10 +114,13 @@ def check(
         common.print_json({
             "train": ours.source, "train_rows": len(ours.rows), "ngram_words": ngram_words,
             "eval_rows": {each.source: len(each.rows) for each in theirs},
+            "skipped": {each.source: dict(each.skipped) for each in (ours, *theirs)},
             "overlaps": [{"train": o.train_id, "eval": o.eval_id, "words": " ".join(o.words)} for o in found],
         })  # fmt: skip
     else:
         _print_overlaps(found, len(ours.rows), ours.source, ngram_words)
+        for each in (ours, *theirs):
+            _print_skipped(each, of=f" of {each.source}")
     raise typer.Exit(1 if found else 0)
 
 
@@ -136,6 +139,12 @@ def _print_overlaps(found: list[Any], rows: int, source: str, ngram_words: int) 
         "an eval row",
         markup=False,
     )
+
+
+def _print_skipped(loaded: Loaded, of: str = "") -> None:
+    console = Console(highlight=False)
+    for reason, count in loaded.skipped.most_common():
+        console.print(f"skipped {count:,}{of}: {reason}", markup=False)
 
 
 def _folded(*columns: str) -> Table:

@@ -155,6 +155,7 @@ def evaluate(
         "test_seconds", "test_memory_gib", "allow_unsafe_sandbox",
     )  # fmt: skip
     from sparroll.evaluate import parquet
+    from sparroll.evaluate.compare import RECORD
     from sparroll.evaluate.evaluation import SAMPLE_LOG, SAMPLES
     from sparroll.evaluate.evaluation import evaluate as run
     from sparroll.evaluate.request import EvaluationRequest, check_adapter, policies
@@ -211,7 +212,7 @@ def evaluate(
         Progress(json_output) as bars,
     ):
         results = run(request, out, bars.bar("evaluate"))
-    path = out / "evaluation.json"
+    path = out / RECORD
     written = records.write_unless_same(
         path, "evaluation", results, config=request.table(), seed=seed, wall_seconds=time.perf_counter() - started
     )
@@ -220,7 +221,9 @@ def evaluate(
         common.print_json(results)
     else:
         print("\n".join(text.summary(results)))
-    common.wrote(out / SAMPLES, path, page, quiet=json_output, kept=None if written else path)
+    # Without the log, a finished evaluation has been read again.
+    sampled = [out / SAMPLES] if (out / SAMPLE_LOG).exists() else []
+    common.wrote(*sampled, path, page, quiet=json_output, kept=None if written else path)
 
 
 def _compare(folders: tuple[Path, Path], out: Path | None, json_output: bool) -> None:

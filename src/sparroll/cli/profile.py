@@ -89,6 +89,7 @@ def profile(
         check_measurable(each, settings)
     common.say_caveats(*asked)
     entries = read_prompts(prompts_file, task, level, count, seed)
+    common.say_prompts_left_out(command, prompts_file, len(entries))
     quiet_transformers()
     started = time.perf_counter()
     with (

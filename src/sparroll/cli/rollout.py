@@ -44,7 +44,9 @@ def rollout(
     force_schedule: options.ForceSchedule = False,
     json_output: options.Json = False,
 ) -> None:
-    """Sample responses and write them, with the log-probability of each token, to OUT/rollouts.jsonl."""
+    """Sample responses and write them, with the log-probability of each token, to OUT/rollouts.jsonl. OUT/record.json sums
+    up all of them. After an interruption its engine table counts only those that the last call sampled, and engine_rollouts
+    says how many these are."""
     from sparroll.engines.adapter import described, load_adapter, refuse_check
     from sparroll.engines.generate_arguments import check_counts
     from sparroll.engines.prompt_encoder import PromptEncoder
@@ -62,6 +64,7 @@ def rollout(
         refuse_check(chosen)
     policy = named.load_compression(compression, compression_set or [], chosen, engine_name)
     source = read_prompts(prompts_file, task, level, count, seed)
+    common.say_prompts_left_out(command, prompts_file, len(source))
     config = {
         "model": model, "schedule": chosen.table() if chosen else None, "task": task, "level": level, "chat": chat,
         "prompts": [plain_prompt(prompt) for prompt in source], "n": n, "max_new_tokens": max_new_tokens,
@@ -85,7 +88,8 @@ def rollout(
             on_progress=bars.bar("rollouts"),
         )  # fmt: skip
         report = engine.report()
-    summary = summarise_rollouts(rollouts.rows(), source, task) | {"engine": report.table()}
+    counted = {"engine_rollouts": sampled * n, "engine": report.table()}
+    summary = summarise_rollouts(rollouts.rows(), source, task) | counted
     if report.peak_dense_kv_bytes and policy is not None:
         # Measured on what was sampled now: the caches of earlier, interrupted calls are gone.
         summary["kv_saved_share"] = report.kv_saved_share
@@ -93,7 +97,7 @@ def rollout(
     written = records.write_unless_same(
         path, "rollout", summary, config=config, seed=seed, wall_seconds=time.perf_counter() - started,
         # The engine has counted nothing where nothing was left to sample.
-        aside=() if sampled else ("engine", "kv_saved_share"),
+        aside=() if sampled else (*counted, "kv_saved_share"),
     )  # fmt: skip
     summary = records.read(path)["results"]
     if json_output:

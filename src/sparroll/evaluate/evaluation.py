@@ -1,8 +1,9 @@
 """An evaluation from the request to the figures: load the model if samples are missing, sample and judge, sum up.
 
 OUT/config.json      the request; a resumed evaluation must have the same
-OUT/samples.jsonl    the samples, see log.py
+OUT/samples.jsonl    the samples, see log.py; once all are there, it may be deleted
 OUT/samples.parquet  the same samples, as soon as all are there
+OUT/evaluation.json  the figures, which the command writes last
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from sparroll import records
 from sparroll.engines.adapter import load_adapter
 from sparroll.engines.base import Engine
 from sparroll.engines.make import dtype_named, make_engine
 from sparroll.engines.prompt_encoder import PromptEncoder
 from sparroll.engines.scoring import Scorer
+from sparroll.evaluate.compare import RECORD
 from sparroll.evaluate.log import SampleLog
 from sparroll.evaluate.parquet import write_parquet
 from sparroll.evaluate.request import EvaluationRequest
@@ -32,19 +35,21 @@ SAMPLE_LOG = "samples.jsonl"
 
 def evaluate(request: EvaluationRequest, out: Path, on_progress: OnProgress | None = None) -> dict[str, Any]:
     """Sample what is missing in `out`, and return the figures of all samples, see summary.py. Continues where it was
-    interrupted."""
-    with locked(out, "sparroll evaluate"), _begun(request, out) as log:
-        if not _complete(log, request):
-            _sample(request, log, on_progress)
-        results = summarise(log, request.tasks, request.policies, request.settings)
-        write_parquet(log, out / SAMPLES)
+    interrupted. Where an evaluation was finished and its log deleted, the figures are those of its record."""
+    with locked(out, "sparroll evaluate"):
+        asked, log_path, samples, record = (out / name for name in ("config.json", SAMPLE_LOG, SAMPLES, RECORD))
+        logged = log_path.exists() and log_path.stat().st_size > 0
+        finished = asked.exists() and samples.exists() and record.exists()
+        begin_or_resume(asked, request.table(), begun=logged or samples.exists() or record.exists())
+        if finished and not logged:
+            results: dict[str, Any] = records.read(record, "evaluation")["results"]
+            return results
+        with SampleLog(log_path) as log:
+            if not _complete(log, request):
+                _sample(request, log, on_progress)
+            results = summarise(log, request.tasks, request.policies, request.settings)
+            write_parquet(log, samples)
     return results
-
-
-def _begun(request: EvaluationRequest, out: Path) -> SampleLog:
-    path = out / SAMPLE_LOG
-    begin_or_resume(out / "config.json", request.table(), begun=path.exists() and path.stat().st_size > 0)
-    return SampleLog(path)
 
 
 def _complete(log: SampleLog, request: EvaluationRequest) -> bool:

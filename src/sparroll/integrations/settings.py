@@ -4,8 +4,9 @@ uses. What users type, and in which words a mistake is reported, each integratio
 from __future__ import annotations
 
 import json
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -92,6 +93,17 @@ class CommonSettings(ABC):
         lines = caveat_events(self.config, self.start)
         lines += [*guard.notice(self.first_schedule() is None), *check_events(self.config, self.start)]
         return [self.in_their_words(line) for line in lines]
+
+
+def outside_commands(text: str, in_their_words: Callable[[str], str]) -> str:
+    """The text with each part in their words, except for the commands of sparroll that it quotes, which know our names
+    alone.
+
+    >>> outside_commands("`sparroll config guard` explains guard", str.upper)
+    '`sparroll config guard` EXPLAINS GUARD'
+    """
+    parts = re.split(r"(`sparroll [^`]*`)", text)
+    return "".join(part if part.startswith("`sparroll ") else in_their_words(part) for part in parts)
 
 
 def checked_config(ours: dict[str, Any], trainer: str) -> TrainConfig:

@@ -138,9 +138,12 @@ def _in_steps(run: TrainingRun) -> str:
 
 def _gap(name: str, last: GapPoint) -> str:
     """What the control group of a run showed in the end."""
+    gap, low, high, compared, rounded = last.value, last.low, last.high, "less", rounded_up
+    if gap < 0:
+        gap, low, high, compared, rounded = -gap, -high, -low, "more", rounded_down
     return (
-        f"In training ({name}) sparse rollouts got {rounded_up(last.value)} less reward than dense ones of the same prompts "
-        f"(95 % interval {rounded_up(last.low)} to {rounded_up(last.high)}, over the control group's window at step "
+        f"In training ({name}) sparse rollouts got {rounded(gap)} {compared} reward than dense ones of the same prompts "
+        f"(95 % interval {rounded(low)} to {rounded(high)}, over the control group's window at step "
         f"{last.step})."
     )
 

@@ -100,9 +100,11 @@ def _gap(line: dict[str, Any]) -> GapPoint:
 
 
 def _tolerated_gap(config: dict[str, Any]) -> float | None:
-    if not config.get("rollout", {}).get("control_share"):
+    """The gap above which the guard raises an alarm; None where none does."""
+    guard = config.get("guard", {})
+    if not config.get("rollout", {}).get("control_share") or guard.get("action") == "off":
         return None
-    tolerated: float | None = config.get("guard", {}).get("reward_gap")
+    tolerated: float | None = guard.get("reward_gap")
     return tolerated
 
 

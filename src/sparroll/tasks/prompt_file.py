@@ -48,6 +48,11 @@ def read_prompts(path: Path | None, task: str | None, level: int, count: int, se
     return found
 
 
+def prompts_in(path: Path) -> int:
+    """How many prompts a file holds, of which `read_prompts` takes `count` at most."""
+    return sum(1 for _ in (_lines(path) if path.suffix.lower() in TEXT else rows(path)))
+
+
 def plain_prompt(prompt: Prompt) -> str | list[Message]:
     """A prompt as a record holds it: its text, or the messages of a chat."""
     return [{"role": role, "content": content} for role, content in prompt.messages] or prompt.text

@@ -110,10 +110,17 @@ def test_low_single_steps_are_told_with_what_they_are_worth() -> None:
     )
 
 
-def test_the_last_gap_of_a_control_group_is_told() -> None:
-    gaps = (GapPoint(1, 0.4, 0.1, 0.7), GapPoint(20, 0.0121, -0.0205, 0.0446))
+@pytest.mark.parametrize(
+    ("last", "said", "interval"),
+    [
+        (GapPoint(20, 0.0121, -0.0205, 0.0446), "0.013 less", "-0.020 to 0.045"),
+        (GapPoint(20, -0.0129, -0.0446, 0.0205), "0.012 more", "-0.021 to 0.044"),
+    ],
+)
+def test_the_last_gap_of_a_control_group_is_told(last: GapPoint, said: str, interval: str) -> None:
+    gaps = (GapPoint(1, 0.4, 0.1, 0.7), last)
     found = answer(SAFE, about([(0.9, 0.88)]), (run("calibrated", "", 0.008, 0.9, 0.5, LIKE, reward_gap=gaps),))
-    assert any("got 0.013 less reward than dense ones of the same prompts (95 % interval -0.020 to 0.045" in each
+    assert any(f"got {said} reward than dense ones of the same prompts (95 % interval {interval}, over" in each
                for each in found.reasons)  # fmt: skip
 
 

@@ -72,6 +72,13 @@ def test_a_run_with_a_control_group_has_its_gaps_where_they_have_an_interval(tmp
     assert without.tolerated_gap is None
 
 
+def test_a_guard_that_is_off_tolerates_any_gap(tmp_path: Path) -> None:
+    guard = {"at_least": None, "reward_gap": 0.1, "action": "off"}
+    write_run(tmp_path / "run", rollout={"control_share": 0.125}, guard=guard)
+    (run,) = collect(tmp_path).runs
+    assert run.tolerated_gap is None
+
+
 CHECK = {"window_tokens": 32, "floor": 0.1, "dense_logp": "engine"}
 
 

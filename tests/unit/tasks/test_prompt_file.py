@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,31 @@ def test_every_verb_has_this_reader(verb: str, tmp_path: Path, capsys: pytest.Ca
     asked = [verb, "--model", "tiny-reasoner", "--out", str(tmp_path / "out"), "--budget", "64", "--prompts", str(path)]
     message, _ = error_of(asked, capsys)
     assert message.startswith(f"row 2 of {path} is no prompt")
+
+
+@pytest.mark.parametrize(("verb", "default"), [("rollout", 16), ("profile", 16), ("calibrate", 24)])
+def test_a_verb_says_how_many_prompts_of_a_file_its_default_leaves_out(
+    verb: str, default: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(*_: object) -> None:
+        raise UserError("far enough")
+
+    monkeypatch.setattr(importlib.import_module(f"sparroll.cli.{verb}"), "Progress", stop)
+
+    def said(path: Path, *more: str) -> str:
+        asked = [verb, "--model", "tiny-reasoner", "--out", str(tmp_path / "out"), "--budget", "64", *more]
+        assert main([*asked, "--prompts", str(path)]) == 2
+        said = capsys.readouterr().err
+        assert said.endswith("error: far enough\n")
+        return said.removesuffix("error: far enough\n")
+
+    rows = [{"prompt": f"a {row}"} for row in range(default + 8)]
+    lines = tmp_path / "x.txt"
+    lines.write_text("a b\n\n" * 1200)
+    for path, held in ((_write(tmp_path / "x.jsonl", rows), f"{default + 8}"), (lines, "1,200")):
+        assert said(path) == f"{default} of {held} prompts of {path}; --count takes more\n"
+        assert said(path, "--count", str(default)) == ""
+    assert said(_write(tmp_path / "y.jsonl", rows[:default])) == ""
 
 
 def test_a_task_gives_no_endless_number_of_prompts() -> None:

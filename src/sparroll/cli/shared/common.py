@@ -124,6 +124,17 @@ def refuse_idle_prompt_options(command: typer.Context, prompts_file: Path | None
     refuse_idle(command, task is not None and is_data(task), f"with --task {task}, which has no levels", "level")
 
 
+def say_prompts_left_out(command: typer.Context, prompts_file: Path | None, taken: int) -> None:
+    """Say how many prompts of the file are taken where the default of --count leaves some out."""
+    from sparroll.tasks.prompt_file import prompts_in
+
+    by_default = getattr(command.get_parameter_source("count"), "name", "") == "DEFAULT"
+    if prompts_file is None or not by_default or taken < command.params["count"]:
+        return
+    if (held := prompts_in(prompts_file)) > taken:
+        say(f"{taken:,} of {held:,} prompts of {prompts_file}; --count takes more")
+
+
 def say_caveats(*schedules: Schedule | None) -> None:
     """Say, before anything runs, what must be known of the schedules that a command takes."""
     for line in caveats_of(schedules):

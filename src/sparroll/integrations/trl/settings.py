@@ -5,6 +5,7 @@ imported.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -24,6 +25,7 @@ from sparroll.integrations.settings import (
     check_rescoring,
     checked_config,
     inlined,
+    outside_commands,
     probe_of,
     stays_dense,
 )
@@ -168,9 +170,30 @@ class SparseSetup(CommonSettings):
 
 def in_trls_words(text: str) -> str:
     """A message or hint about our own configuration, with the names that a user of TRL types."""
+    return outside_commands(text, _renamed)
+
+
+def _renamed(text: str) -> str:
     for ours, theirs in _HERE.items():
         text = text.replace(f"--set {ours}", theirs).replace(ours, theirs)
-    return re.sub(rf"--set ({_SECTIONS})\.([a-z_]+)=(\S+?)(?=[,;.)]?(?:\s|$))", r'\1={"\2": \3}', text)
+    text = re.sub(rf"--set '({_SECTIONS})\.([a-z_]+)=([^']*)'", _as_argument, text)
+    return re.sub(rf"--set ({_SECTIONS})\.([a-z_]+)=(\S+?)(?=[,;.)]?(?:\s|$))", _as_argument, text)
+
+
+def _as_argument(setting: re.Match[str]) -> str:
+    section, key, value = setting.groups()
+    return f'{section}={{"{key}": {_in_python(value)}}}'
+
+
+def _in_python(value: str) -> str:
+    """The value of a setting, which is JSON or else a text without quotes, as Python has it."""
+    if value in ("true", "false"):
+        return value.capitalize()
+    try:
+        json.loads(value)
+    except ValueError:
+        return json.dumps(value)
+    return value
 
 
 _SECTIONS = "guard|control|mismatch|correction"

@@ -31,6 +31,7 @@ from sparroll.integrations.settings import (
     check_rescoring,
     checked_config,
     inlined,
+    outside_commands,
     probe_of,
     stays_dense,
 )
@@ -229,9 +230,13 @@ class RunFacts:
 
 def in_verls_words(text: str) -> str:
     """A message or hint about our own configuration, with the names that a verl user types."""
+    return outside_commands(text, _renamed)
+
+
+def _renamed(text: str) -> str:
     for ours, theirs in _HERE.items():
         text = text.replace(f"--set {ours}", theirs).replace(ours, theirs)
-    text = re.sub(rf"--set (?={'|'.join(_SECTIONS)})", f"+{PREFIX}.", text)
+    text = re.sub(rf"--set ('?)(?={'|'.join(_SECTIONS)})", rf"\1+{PREFIX}.", text)
     return re.sub(rf"(?<![\w.])((?:{'|'.join(_SECTIONS)})\.[a-z_]+)", rf"{PREFIX}.\1", text)
 
 
@@ -349,9 +354,14 @@ def _control_group(table: dict[str, Any], facts: RunFacts) -> ControlGroupSectio
 
 
 def _section(kind: type[Any], table: dict[str, Any], name: str) -> Any:
-    given, where = table.get(name) or {}, f"{PREFIX}.{name}"
+    given, where = table.get(name), f"{PREFIX}.{name}"
+    if given is None:
+        given = {}
     if not isinstance(given, Mapping):
-        raise UserError(f"{where} must be a table, got {given!r}", f"its keys are {', '.join(kind.model_fields)}")
+        raise UserError(
+            f"{where} must be a table, got {given!r}",
+            f"its keys are {', '.join(kind.model_fields)}; null leaves it out",
+        )
     for key in given:
         if key not in kind.model_fields:
             raise UserError(f"unknown key {where}.{key}", nearest(str(key), list(kind.model_fields)))

@@ -56,7 +56,7 @@ def one_line(error: ValidationError, section: str = "", kind: type[BaseModel] | 
     if first["type"] == "tuple_type":
         return UserError(
             f"{where}: must be a list, got {first['input']!r}",
-            f"""write a list in quotes: --set '{where}=["a", "b"]'""",
+            f"""write a list: --set '{where}=["a", "b"]'""",
         )
     message = f"{where}: {first['msg'][0].lower()}{first['msg'][1:]}, got {first['input']!r}"
     return UserError(message, way_out(f"{where}={first['input']}"))

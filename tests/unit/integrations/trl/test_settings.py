@@ -14,6 +14,8 @@ from sparroll.corrections import correction
 from sparroll.draft_check import DraftCheck
 from sparroll.errors import UserError
 from sparroll.integrations.trl.settings import SparseRollouts, SparseSetup, TrainerFacts, in_trls_words
+from sparroll.train.config.describe import describe
+from sparroll.train.config.run import TrainConfig
 
 FACTS = TrainerFacts(
     "some/model",
@@ -118,6 +120,33 @@ def test_mistakes_are_refused_at_the_start(settings: dict[str, Any], message: st
 def test_messages_name_what_a_trl_user_types() -> None:
     text = "--set guard.at_least=0.86, or sample more of rollout.samples_per_prompt"
     assert in_trls_words(text) == 'guard={"at_least": 0.86}, or sample more of num_generations'
+
+
+@pytest.mark.parametrize(
+    ("setting", "argument"),
+    [
+        ("control.by=controller", 'control={"by": "controller"}'),
+        ("guard.action=off, or", 'guard={"action": "off"}, or'),
+        ("control.force=true.", 'control={"force": True}.'),
+        ("guard.impossible_at_most=1e-4", 'guard={"impossible_at_most": 1e-4}'),
+        ('\'control.stricter=["a", "b"]\'', 'control={"stricter": ["a", "b"]}'),
+    ],
+)
+def test_a_setting_in_a_hint_is_an_argument_that_python_reads(setting: str, argument: str) -> None:
+    assert in_trls_words(f"--set {setting}") == argument
+
+
+def test_hints_name_commands_that_know_what_they_are_asked() -> None:
+    for settings, known in (
+        ({"control_share": 0.9}, "rollout.control_share"),
+        ({"control_first_steps": -1}, "rollout.control_first_steps"),
+        ({"guard": {"window_steps": 0}}, "guard.window_steps"),
+        ({"force_schedule": "x"}, "attention.force"),
+    ):
+        with pytest.raises(UserError) as refused:
+            setup(**settings)
+        assert f"`sparroll config {known}` says what it may be" == refused.value.hint
+        assert describe(TrainConfig, known)
 
 
 def test_guard_and_controller_hold_impossible_tokens_in_the_words_of_trl() -> None:

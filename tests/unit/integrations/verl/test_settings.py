@@ -4,6 +4,7 @@ names that they typed."""
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from sparroll.control.controller import Controller
 from sparroll.errors import UserError
 from sparroll.integrations.verl.settings import PREFIX, RunFacts, SparseSettings, in_verls_words
 from sparroll.schedule import Schedule, Step
+from sparroll.train.config.describe import describe
+from sparroll.train.config.run import TrainConfig
 
 FACTS = RunFacts("Qwen/Qwen3-4B", 512, 8, 1024, 16384)
 
@@ -136,9 +139,15 @@ def test_mistakes_are_refused_by_the_names_that_were_typed(table: dict[str, Any]
     with pytest.raises(UserError, match=message) as refused:
         read(**table)
     if hint:
-        import re
-
         assert re.search(hint, refused.value.hint or ""), refused.value.hint
+
+
+@pytest.mark.parametrize("section", ["verify", "rescoring", "control_group"])
+@pytest.mark.parametrize("value", [False, 0, "", []])
+def test_a_section_that_is_no_table_is_refused_and_only_null_is_a_section_left_out(section: str, value: Any) -> None:
+    with pytest.raises(UserError, match=rf"{PREFIX}\.{section} must be a table, got {re.escape(repr(value))}"):
+        read(**{section: value})
+    assert read(**{section: None}) == read()
 
 
 @pytest.mark.parametrize(
@@ -171,6 +180,19 @@ def test_hints_of_our_own_loop_say_what_to_type_in_verl() -> None:
     assert in_verls_words("--set guard.window_steps=2, or train.prompts_per_step = 8") == (
         f"+{PREFIX}.guard.window_steps=2, or data.train_batch_size = 8"
     )
+    assert in_verls_words("--set 'control.stricter=[\"a\"]'") == f"'+{PREFIX}.control.stricter=[\"a\"]'"
+
+
+def test_hints_name_commands_that_know_what_they_are_asked() -> None:
+    for table, known in (
+        ({"guard": {"window_steps": 0}}, "guard.window_steps"),
+        ({"control": {"by": "controller", "target": 2}}, "control.target"),
+        ({"force_schedule": "maybe"}, "attention.force"),
+    ):
+        with pytest.raises(UserError) as refused:
+            read(**table)
+        assert f"`sparroll config {known}` says what it may be" == refused.value.hint
+        assert describe(TrainConfig, known)
 
 
 @pytest.mark.parametrize("reward_gap", [0.1, None])
