@@ -61,7 +61,7 @@ def engines_kernels() -> Figures:
 
 
 def engines_kernels_on_h200() -> Figures:
-    """Of today's kernels with equal contexts on an H200, of 4 x 4 and 2 x 2."""
+    """Of the kernels of the last record with equal contexts on an H200, of 4 x 4 and 2 x 2."""
     found = results("fine-kernels-engines-h200", "fine-kernels")
     rows = {
         (row["units"].split()[0], row["kv_budget_tokens"], row["kernel"]): row
@@ -170,7 +170,7 @@ PAGES: Mapping[str, Claims] = {
         "times at 512, the choice among 7,500 pages {choice} us and that among 15,000 {choice_2x2} us": engines_kernels,
         "takes {4x4_with_1024} us at a budget of 1,024, where one without a remainder takes {4x4_1024} us, and one of 2 x 2 "
         "takes {2x2_with_1024} us instead of {2x2_1024} (": engines_kernels,
-        "On an H200, which copies at {copy} TB/s, today's kernels take {4x4} us for a layer with 4 x 4 at a budget of "
+        "On an H200, which copies at {copy} TB/s, these kernels take {4x4} us for a layer with 4 x 4 at a budget of "
         "1,024, and {2x2} us with 2 x 2": engines_kernels_on_h200,
         "Scores take {scores_4x4} and {scores_2x2} times as long as their bytes, attention {more} times at 1,024 tokens and "
         "{few} times at 512. The choice takes {choice_4x4} us among 7,500 pages and {choice_2x2} us among 15,000": (
