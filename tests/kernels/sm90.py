@@ -10,6 +10,7 @@ it.
 
 from __future__ import annotations
 
+import itertools
 import re
 import subprocess
 import sys
@@ -102,18 +103,20 @@ def fine_unit_kernels(dtype: torch.dtype, dim: int, group: int, layouts: bool = 
         words, row_words = selector.scale_at(dim) // 4, selector.index_width(dim) // 4
         score = {
             **sizes, "GROUP": 16 // unit, "FIRST": 16 // unit, "RECENT": 32 // unit, "HEADS": 8, "G": group, "W": words,
-            "ROW_WORDS": row_words, "LANES_W": triton.next_power_of_2(words), "LANES_R": 32,
+            "ROW_WORDS": row_words, "LANES_W": triton.next_power_of_2(words),
             "ALIGN": triton_index.loaded_bytes(selector, dim) // 4, "DP4A": True,
         }  # fmt: skip
         tile = default_scored_tile(4 * words, bits)
-        for its_tile in (tile, tile // 2) if layouts else (tile,):
-            layout = triton_score_codes.ScoreLayout.default(its_tile, bits)
+        tiles, lanes = ((tile, tile // 2), (32, 256, 512, 1024)) if layouts else ((tile,), (32, 256))
+        for its_tile, request_lanes in itertools.product(tiles, lanes):
+            layout = triton_score_codes.ScoreLayout.default(its_tile, bits, request_lanes)
             options = {
                 "num_warps": layout.warps, "maxnreg": layout.most_registers, "enable_fp_fusion": False,
             }  # fmt: skip
             for with_peaks in (True, False) if layouts else (True,):
                 name = f"scores of {unit} x {bits}, {its_tile} units" + (" and their peaks" if with_peaks else "")
-                constants = {**score, "TILE": its_tile, "WITH_PEAKS": with_peaks}
+                name += f", {request_lanes} lanes"
+                constants = {**score, "TILE": its_tile, "WITH_PEAKS": with_peaks, "LANES_R": request_lanes}
                 yield name, triton_score_codes._score_codes, constants, options
         if bits == 4 or layouts:
             constants = {

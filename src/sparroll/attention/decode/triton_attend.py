@@ -174,9 +174,9 @@ def _gather(
     channel = tl.arange(0, LANES_D)
     in_group = (member < G)[:, None] & (channel < D)[None, :]
     while at < end:
-        number, request_begins, tiles = request_at(at, ends_R, requests, HEADS, LANES_R)
-        context, budget = number_of(number, contexts_R, LANES_R), number_of(number, budgets_R, LANES_R)
-        request = number.to(tl.int64)
+        its_lane, request_begins, tiles = request_at(at, ends_R, requests, HEADS, LANES_R)
+        context, budget = number_of(its_lane, contexts_R, LANES_R), number_of(its_lane, budgets_R, LANES_R)
+        request = its_lane.to(tl.int64)
         units = (context + (1 << UNIT_SHIFT) - 1) >> UNIT_SHIFT
         chosen_units = tl.minimum(tl.where(budget >= context, units, budget >> UNIT_SHIFT), most_units)
         head = (at - request_begins) // tiles

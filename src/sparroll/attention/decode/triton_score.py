@@ -140,9 +140,9 @@ def _mean_query(
     at, end, _ = stretch(ends_R, HEADS)
     lane = tl.arange(0, LANES_W)
     while at < end:
-        number, request_begins, tiles = request_at(at, ends_R, requests, HEADS, LANES_R)
-        units = (number_of(number, contexts_R, LANES_R) + UNIT - 1) // UNIT
-        request = number.to(tl.int64)
+        its_lane, request_begins, tiles = request_at(at, ends_R, requests, HEADS, LANES_R)
+        units = (number_of(its_lane, contexts_R, LANES_R) + UNIT - 1) // UNIT
+        request = its_lane.to(tl.int64)
         head = (at - request_begins) // tiles
         head_begins = request_begins + head * tiles
         last = tl.minimum(end, head_begins + tiles)

@@ -29,7 +29,7 @@ from sparroll.attention.decode.triton_work_split import (
     request_lanes,
     stretch,
 )
-from sparroll.attention.decode.workspace import PEAK_UNITS
+from sparroll.attention.decode.workspace import MOST_SCORED_UNITS, MOST_SCORED_UNITS_OF_2_BITS, PEAK_UNITS
 from sparroll.attention.selectors import quantized_mean
 from sparroll.attention.selectors.quantized_mean import QuantizedMean
 
@@ -58,13 +58,16 @@ class ScoreLayout:
     programs_per_multiprocessor: int = 6
 
     @staticmethod
-    def default(tile_units: int, bits: int) -> ScoreLayout:
+    def default(tile_units: int, bits: int, request_lanes: int) -> ScoreLayout:
         """Measured on an H200 for 128 channels. What the threads of a tile hand to each other goes through shared memory,
         and a program of one warp waits for no other one there. Units of 2 bits gain more by that than many small programs
-        cost; for those of 1 bit two warps are best, for those of 4 bits four."""
-        if bits == 2 and tile_units <= 64:
-            return ScoreLayout(1, 20)
-        return ScoreLayout(2, 16) if bits == 1 and tile_units <= 128 else ScoreLayout()
+        cost; for those of 1 bit two warps are best, for those of 4 bits four. With lanes for more requests than were
+        measured there are fewer programs, so that no register is spilled."""
+        if bits == 2 and tile_units <= MOST_SCORED_UNITS_OF_2_BITS:
+            return ScoreLayout(1, {32: 20, 256: 20}.get(request_lanes, 10))
+        if bits == 1 and tile_units <= MOST_SCORED_UNITS:
+            return ScoreLayout(2, {32: 16, 256: 14}.get(request_lanes, 8))
+        return ScoreLayout()
 
     @property
     def most_registers(self) -> int:
@@ -92,7 +95,8 @@ def score_units(
     unit, held, row_words = selector.unit_tokens, selector.scale_at(dim) // 4, words.shape[3]
     align, units_per_block = loaded_bytes(selector, dim) // 4, index_PSHW.shape[1]
     tile = workspace.scored_tile_units
-    layout = layout or ScoreLayout.default(tile, selector.bits)
+    lanes = request_lanes(requests)
+    layout = layout or ScoreLayout.default(tile, selector.bits, lanes)
     compiled = query_RHGD.is_cuda and torch.version.hip is None
     _score_codes[(programs or workspace.processors * layout.programs_per_multiprocessor,)](
         query_RHGD,
@@ -122,7 +126,7 @@ def score_units(
         W=held,
         ROW_WORDS=row_words,
         LANES_W=triton.next_power_of_2(held),
-        LANES_R=request_lanes(requests),
+        LANES_R=lanes,
         TILE=tile,
         BITS=selector.bits,
         ALIGN=align,
@@ -183,9 +187,9 @@ def _score_codes(
     at, end, _ = stretch(ends_R, HEADS)
     PARTS: tl.constexpr = 8 // BITS
     while at < end:
-        number, request_begins, tiles = request_at(at, ends_R, requests, HEADS, LANES_R)
-        units = (number_of(number, contexts_R, LANES_R) + UNIT - 1) // UNIT
-        request = number.to(tl.int64)
+        its_lane, request_begins, tiles = request_at(at, ends_R, requests, HEADS, LANES_R)
+        units = (number_of(its_lane, contexts_R, LANES_R) + UNIT - 1) // UNIT
+        request = its_lane.to(tl.int64)
         head = (at - request_begins) // tiles
         head_begins = request_begins + head * tiles
         last = tl.minimum(end, head_begins + tiles)
