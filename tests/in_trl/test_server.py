@@ -12,6 +12,7 @@ import torch
 
 import trl_runs
 from sparroll.control.control_group import dense_flags
+from sparroll.engines.vllm.lists_route import ENGINES_PATH
 from sparroll.engines.vllm.rescoring import RescoringSettings
 from sparroll.engines.vllm.serve_args import serve_arguments
 from sparroll.errors import UserError
@@ -107,7 +108,7 @@ def test_a_server_without_its_development_endpoints_is_refused_with_the_command(
     assert "sparroll serve-args" in str(refused.value.hint)
     # As it is with a server of an older sparroll.
     with pytest.raises(UserError, match="does not answer to /sparroll/another_route: 404"):
-        engine._lists("/sparroll/another_route", {})
+        engine._route("/sparroll/another_route", {})
 
 
 def test_checks_of_drafts_cannot_be_heard_over_http(served: Observed) -> None:
@@ -120,8 +121,9 @@ def test_checks_of_drafts_cannot_be_heard_over_http(served: Observed) -> None:
 
 def test_a_server_of_several_engines_is_refused() -> None:
     class OfTwoEngines(SparseClient):
-        def _ask(self, method: str, *arguments: Any) -> Any:
-            return "2" if method == "sparroll_data_parallel_size" else None
+        def _route(self, path: str, asked: dict[str, Any]) -> bytes:
+            assert (path, asked) == (ENGINES_PATH, {})
+            return b"2"
 
     with pytest.raises(UserError, match="among 2 engines") as refused:
         OfTwoEngines(None, capacity=START, settings=RescoringSettings(), of_control=RescoringSettings())

@@ -14,6 +14,7 @@ import torch
 from sparroll.engines.vllm import lists_route, rescoring
 from sparroll.engines.vllm.attention.dense_requests import CACHE_SALT
 from sparroll.engines.vllm.lists_route import (
+    ENGINES_PATH,
     SAMPLES_PATH,
     SCORES_PATH,
     ListsRoutes,
@@ -153,6 +154,13 @@ def test_each_rollout_is_read_whole_and_one_that_fills_the_context_without_its_l
         expected_T = logp_TV.gather(-1, torch.tensor(one.response_ids[:tokens])[:, None])[:, 0]
         torch.testing.assert_close(scores.logp, expected_T)
         assert scores.top_k is not None and torch.equal(scores.top_k.ids, logp_TV.topk(TOP_K).indices)
+
+
+@pytest.mark.usefixtures("in_development_mode")
+def test_a_server_says_how_many_engines_share_its_requests() -> None:
+    config = SimpleNamespace(parallel_config=SimpleNamespace(data_parallel_size=2))
+    assert answered(ENGINES_PATH, {}, SimpleNamespace(vllm_config=config)) == (200, b"2")  # type: ignore[arg-type]
+    assert answered(ENGINES_PATH, {"more": 1})[0] == 400
 
 
 @pytest.mark.usefixtures("in_development_mode")

@@ -1,5 +1,6 @@
 """Routes of `vllm serve` for a trainer that compares lists of log-probabilities: sample with lists, and read rollouts again
-with the lists of the dense policy. Token ids go in, and numbers come out as bytes.
+with the lists of the dense policy. Token ids go in, and numbers come out as bytes. A third one says how many engines there
+are.
 
 vLLM's own answers are text: an object, a decoded token and 70 characters for every entry of every list, made by a server's
 only Python thread and read by another one. Here the numbers stay in flat lists, and an entry takes 8 bytes.
@@ -29,6 +30,7 @@ from sparroll.types import Rollout, TokenScores, TopK
 MIDDLEWARE = "sparroll.engines.vllm.lists_route.ListsRoutes"
 SCORES_PATH = "/sparroll/dense_scores"
 SAMPLES_PATH = "/sparroll/samples"
+ENGINES_PATH = "/sparroll/engines"
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -62,7 +64,7 @@ class _SamplesAsked(_Asked):
 
 
 class ListsRoutes:
-    """ASGI middleware: answers the two paths, and hands everything else on."""
+    """ASGI middleware: answers these paths, and hands everything else on."""
 
     def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]):
         self._app = app
@@ -71,6 +73,7 @@ class ListsRoutes:
         answers: dict[str, tuple[type[_Asked], Callable[..., Awaitable[bytes]]]] = {
             SCORES_PATH: (_ScoresAsked, _read),
             SAMPLES_PATH: (_SamplesAsked, _sampled),
+            ENGINES_PATH: (_Asked, _engines),
         }
         if scope["type"] != "http" or scope["path"] not in answers or not _in_development_mode():
             await self._app(scope, receive, send)
@@ -85,6 +88,11 @@ class ListsRoutes:
             await _answer(send, 400, str(error).encode())
             return
         await _answer(send, 200, body)
+
+
+async def _engines(engine: Any) -> bytes:
+    """How many engines share the server's requests. Workers do not know: those of a dense model believe to be alone."""
+    return str(engine.vllm_config.parallel_config.data_parallel_size).encode()
 
 
 # -- reading again -------------------------------------------------------------------------------------------------------

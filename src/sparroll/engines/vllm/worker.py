@@ -51,11 +51,6 @@ class WorkerExtension:
         report, counted = STATE.report(), getattr(self.model_runner, "window_counters", None)
         return (report if counted is None else counted.added_to(report)).table()
 
-    def sparroll_data_parallel_size(self) -> int:
-        """How many engines share the requests of a server. vLLM hands a call on to all of them, and back only what the first
-        one answers."""
-        return int(self.vllm_config.parallel_config.data_parallel_size)
-
     def sparroll_take_checked(self) -> dict[str, dict[str, Any]]:
         """What the checks of drafts said of each request's response since the last call, by vLLM's name of it. Must not
         be called while requests run. The first call starts to keep this for requests that end; whoever makes it must go

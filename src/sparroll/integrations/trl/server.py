@@ -53,8 +53,7 @@ class SparseClient(MeasuredRounds):
                 'vllm_mode="colocate", or a schedule without a check',
             )
         self._client = client
-        # The route hands numbers on as text.
-        engines = int(self._ask("sparroll_data_parallel_size"))
+        engines = int(self._route(lists_route.ENGINES_PATH, {}))
         if engines > 1:
             raise UserError(
                 f"the vLLM server shares its requests among {engines} engines, and only the first one says what it ran",
@@ -168,7 +167,7 @@ class SparseClient(MeasuredRounds):
         given = {name: value for name, value in theirs.items() if name in SAMPLING_FIELDS and value is not None}
         given |= theirs.get("generation_kwargs") or {}
         asked = lists_route.samples_request(prompts, count, top_k=kind.top_k, dense=kind.dense, sampling=given)
-        return lists_route.samples_of(self._lists(lists_route.SAMPLES_PATH, asked), prompts, count)
+        return lists_route.samples_of(self._route(lists_route.SAMPLES_PATH, asked), prompts, count)
 
     def dense_scores(self, rollouts: Sequence[Rollout], *, temperature: float, top_k: int) -> list[TokenScores]:
         """What the dense policy says of each response token, from a dense prefill in the server (see rescoring.py)."""
@@ -176,7 +175,7 @@ class SparseClient(MeasuredRounds):
 
         def read(part: Sequence[Rollout]) -> list[TokenScores]:
             asked = lists_route.scores_request(part, temperature=temperature, top_k=top_k)
-            return lists_route.scores_of(self._lists(lists_route.SCORES_PATH, asked))
+            return lists_route.scores_of(self._route(lists_route.SCORES_PATH, asked))
 
         with ThreadPoolExecutor(max_workers=RESCORED_AT_ONCE) as threads:
             return [scores for part in threads.map(read, parts) for scores in part]
@@ -195,7 +194,8 @@ class SparseClient(MeasuredRounds):
         said = self._answered(answer, method).json() if answer.content else {}
         return (said.get("results") or [None])[0]
 
-    def _lists(self, path: str, asked: dict[str, Any]) -> bytes:
+    def _route(self, path: str, asked: dict[str, Any]) -> bytes:
+        """What a route of ours answers."""
         answer = self._client.session.post(f"{self._client.base_url}{path}", json=asked)
         return bytes(self._answered(answer, path).content)
 
