@@ -104,7 +104,10 @@ class EngineReport:
 
     @property
     def sparse_read_and_context_tokens(self) -> tuple[int, int]:
-        """The same two sums without dense requests, which read all of their context in every layer."""
+        """The same two sums without dense requests, which read all of their context in every layer. Nothing where drafts
+        were checked: those of dense requests were, too, and what that read is not known apart."""
+        if self.checks.windows:
+            return 0, 0
         read, context = self.read_and_context_tokens
         dense = self.dense_request_context_tokens * len(self.layers)
         return read - dense, context - dense
