@@ -324,8 +324,8 @@ def code_verdicts() -> Figures:
 
 PAGES: Mapping[str, Claims] = {
     "docs/calibration.md": {
-        "responses of {tokens} tokens, the whole command took {took} s, which is {share} % of the {whole} s that sampling "
-        "an evaluation would take there": calibration,
+        "With responses of {tokens} tokens, the whole command took {took} s on an H100, which is {share} % of the {whole} s "
+        "that sampling an evaluation would take there": calibration,
         "It ran two of four rounds of verification; with all of them it would be {most} %.": calibration,
         "With responses of {tokens} tokens it took {took} s on an H200, {share} % of {whole} s, and with all rounds {most} "
         "%": calibration_of_shorter_responses,
@@ -333,6 +333,7 @@ PAGES: Mapping[str, Claims] = {
     "docs/own-model.md": {
         "With responses of {tokens} tokens a calibration of a model of Qwen3-1.7B's shape took {took} s of an H100, "
         "[{share} % of the seconds of an evaluation]": calibration,
+        "and with {tokens} tokens {took} s of an H200": calibration_of_shorter_responses,
     },
     "README.md": {
         "of four tokens with four bits make rollouts {fours_slowest} to {fours_fastest} times as fast as dense ones, and "

@@ -270,7 +270,7 @@ def _lengths(context_tokens: Counts) -> Counts:
     Raises UserError for anything but integers of 0 or more; those on a GPU are not looked at, because the host would have
     to wait for them."""
     if isinstance(context_tokens, Tensor):
-        if context_tokens.is_floating_point() or context_tokens.is_complex():
+        if context_tokens.is_floating_point() or context_tokens.is_complex() or context_tokens.dtype == torch.bool:
             raise UserError(f"context_tokens must be integers, got {context_tokens.dtype}")
         lengths = context_tokens.to(torch.int64)
         least = int(lengths.min()) if lengths.numel() and lengths.device.type == "cpu" else 0

@@ -48,9 +48,15 @@ def read_prompts(path: Path | None, task: str | None, level: int, count: int, se
     return found
 
 
-def prompts_in(path: Path) -> int:
-    """How many prompts a file holds, of which `read_prompts` takes `count` at most."""
-    return sum(1 for _ in (_lines(path) if path.suffix.lower() in TEXT else rows(path)))
+def holds_more(path: Path, count: int) -> bool:
+    """Whether a file holds more than the `count` prompts that `read_prompts` takes. Of a pipe, which can be read once, that
+    is not known; and a row behind them that is no prompt is not the caller's matter."""
+    if not path.is_file():
+        return False
+    try:
+        return next(islice(_prompts(path), count, None), None) is not None
+    except UserError:
+        return False
 
 
 def plain_prompt(prompt: Prompt) -> str | list[Message]:

@@ -149,10 +149,14 @@ def test_a_verb_says_how_many_prompts_of_a_file_its_default_leaves_out(
     rows = [{"prompt": f"a {row}"} for row in range(default + 8)]
     lines = tmp_path / "x.txt"
     lines.write_text("a b\n\n" * 1200)
-    for path, held in ((_write(tmp_path / "x.jsonl", rows), f"{default + 8}"), (lines, "1,200")):
-        assert said(path) == f"{default} of {held} prompts of {path}; --count takes more\n"
+    for path in (_write(tmp_path / "x.jsonl", rows), lines):
+        assert said(path) == f"the first {default} prompts of {path}; --count takes more\n"
         assert said(path, "--count", str(default)) == ""
     assert said(_write(tmp_path / "y.jsonl", rows[:default])) == ""
+    # What stands behind them is no matter of a command that does not take it.
+    damaged = _write(tmp_path / "z.jsonl", rows[:default])
+    damaged.write_text(damaged.read_text().rstrip() + '\n{"prompt": ')
+    assert said(damaged) == ""
 
 
 def test_a_task_gives_no_endless_number_of_prompts() -> None:

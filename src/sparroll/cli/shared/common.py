@@ -125,14 +125,12 @@ def refuse_idle_prompt_options(command: typer.Context, prompts_file: Path | None
 
 
 def say_prompts_left_out(command: typer.Context, prompts_file: Path | None, taken: int) -> None:
-    """Say how many prompts of the file are taken where the default of --count leaves some out."""
-    from sparroll.tasks.prompt_file import prompts_in
+    """Say where the default of --count leaves prompts of the file out."""
+    from sparroll.tasks.prompt_file import holds_more
 
     by_default = getattr(command.get_parameter_source("count"), "name", "") == "DEFAULT"
-    if prompts_file is None or not by_default or taken < command.params["count"]:
-        return
-    if (held := prompts_in(prompts_file)) > taken:
-        say(f"{taken:,} of {held:,} prompts of {prompts_file}; --count takes more")
+    if prompts_file is not None and by_default and holds_more(prompts_file, taken):
+        say(f"the first {taken:,} prompts of {prompts_file}; --count takes more")
 
 
 def say_caveats(*schedules: Schedule | None) -> None:
