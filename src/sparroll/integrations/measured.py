@@ -103,21 +103,22 @@ def spent_report(steps: Sequence[EngineStep]) -> StepReport:
 def ran_report(steps: Sequence[EngineStep], name: str = "rollout") -> StepReport:
     """Which attention ran, over all engines. Steps are those of one layer of each engine, the one that was sparse most
     often: so 0 sparse steps say that no layer was sparse, whatever schedule was meant to be in force."""
-    sums = [each.ran.read_and_context_tokens for each in steps]
-    read, context = sum(each[0] for each in sums), sum(each[1] for each in sums)
     layers = [max(each.ran.layers, key=lambda layer: layer.sparse_steps) for each in steps if each.ran.layers]
-    of_sparse = {}
-    if name == "rollout" and any(each.ran.dense_request_steps for each in steps):
-        sums = [each.ran.sparse_read_and_context_tokens for each in steps]
-        sparse_read, sparse_context = sum(each[0] for each in sums), sum(each[1] for each in sums)
-        of_sparse = {"control/sparse_kv_read_share": sparse_read / sparse_context} if sparse_context else {}
+    sparse = [each.ran.sparse_read_and_context_tokens for each in steps]
+    beside_dense = name == "rollout" and any(each.ran.dense_request_steps for each in steps) and any(map(max, sparse))
     return {
-        f"{name}/kv_read_share": read / context if context else 1.0,
+        f"{name}/kv_read_share": _share([each.ran.read_and_context_tokens for each in steps]),
         f"{name}/sparse_steps": float(sum(layer.sparse_steps for layer in layers)),
         f"{name}/dense_steps": float(sum(layer.dense_steps for layer in layers)),
         f"{name}/preemptions": float(sum(each.ran.preemptions for each in steps)),
-        **of_sparse,
+        **({"control/sparse_kv_read_share": _share(sparse)} if beside_dense else {}),
     }
+
+
+def _share(sums: Sequence[tuple[int, int]]) -> float:
+    """Read tokens of context tokens, from both sums of each engine."""
+    read, context = sum(each[0] for each in sums), sum(each[1] for each in sums)
+    return read / context if context else 1.0
 
 
 def checked_report(steps: Sequence[EngineStep], schedule: Schedule | None) -> StepReport:

@@ -62,6 +62,17 @@ def test_steps_are_those_of_the_layer_that_was_sparse_most_often() -> None:
     assert (report["validation/sparse_steps"], report["validation/dense_steps"]) == (0, 9)
 
 
+def test_what_sparse_rollouts_read_beside_a_control_group_is_told_apart_over_all_replicas() -> None:
+    layers = [LayerReport(1, 2, context_tokens=300, read_tokens=150)] * 2
+    dense = {"dense_request_steps": 1, "dense_request_context_tokens": 100}
+    plain, beside = (EngineReport("vllm", "", None, 0, layers=layers, **more) for more in ({}, dense))
+    replicas = [dataclasses.replace(replica(1, range(1), HIGH), ran=ran) for ran in (plain, beside)]
+    report = ran_report(replicas)
+    assert report["rollout/kv_read_share"] == 0.5
+    assert report["control/sparse_kv_read_share"] == (300 + 100) / (600 + 400)
+    assert "control/sparse_kv_read_share" not in ran_report(replicas[:1]) | ran_report(replicas, "validation")
+
+
 def test_the_guard_goes_on_with_the_stricter_schedule_and_says_so() -> None:
     stricter = Schedule.fixed(128).inline()
     steps = Steps(settings(control={"by": "guard", "stricter": [stricter]}, guard={"at_least": 0.8}))
