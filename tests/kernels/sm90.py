@@ -241,8 +241,9 @@ def untyped(full: bool) -> Iterator[Kernel]:
     yield "budgets", triton_budgets._look_up, {"S": 64, "TILE": 64}, {"num_warps": 4}
 
 
-def compiled(kernel: Kernel, dtype: torch.dtype) -> dict[str, str]:
-    """The forms it goes through, by name. Numbers are multiples of 16 as in a real launch, where Triton may know that."""
+def compiled(kernel: Kernel, dtype: torch.dtype, of_sixteen: bool = True) -> dict[str, str]:
+    """The forms it goes through, by name. Numbers are multiples of 16 as in a real launch, where Triton may know that;
+    without `of_sixteen` only pointers are."""
     _, function, constants, options = kernel
     pointers = _POINTERS | _POINTERS_OF.get(place_of(function).partition(".")[0], {})
     if constants.get("LANES_C") and constants["BITS"]:
@@ -258,7 +259,8 @@ def compiled(kernel: Kernel, dtype: torch.dtype) -> dict[str, str]:
         signature[name] = number_of if parameter.do_not_specialize else pointers.get(name, number_of)
         if signature[name] == "of the model":
             signature[name] = f"*{_NAMES[dtype]}"
-        if signature[name] != "fp32" and not parameter.do_not_specialize:
+        known = of_sixteen or signature[name].startswith("*")
+        if known and signature[name] != "fp32" and not parameter.do_not_specialize:
             attributes[(number,)] = [["tt.divisibility", 16]]
     places = {(function.arg_names.index(name),): value for name, value in constants.items()}
     source = ASTSource(fn=function, signature=signature, constexprs=places, attrs=attributes)
@@ -286,12 +288,14 @@ def main(full: bool, choice: bool, others: bool) -> None:
     if not full:
         cases = [(torch.bfloat16, 64, 2)]
 
-    def show(kernel: Kernel, dtype: torch.dtype, *about: str) -> None:
-        told = ", ".join((kernel[0], *about))
-        print(f"{place_of(kernel[1])}: {told}: {usage(compiled(kernel, dtype)['cubin'])}", flush=True)
+    def show(kernel: Kernel, dtype: torch.dtype, *about: str, of_sixteen: bool = True) -> None:
+        told, forms = ", ".join((kernel[0], *about)), compiled(kernel, dtype, of_sixteen)
+        wide = forms["ptx"].count("ld.global.v4")
+        print(f"{place_of(kernel[1])}: {told}: {usage(forms['cubin'])} WIDE:{wide}", flush=True)
 
     for kernel in choice_kernels(full) if choice else ():
-        show(kernel, torch.float32)
+        # Rows of scores are as long as a context may be.
+        show(kernel, torch.float32, of_sixteen=False)
     if not others:
         return
     for dtype, dim, group in cases:

@@ -57,3 +57,4 @@ def test_the_choice_of_units_compiles_in_every_layout_that_the_host_can_choose(t
         ["triton_top_k._choose", f" choice, {layout}"]
         for layout in ("few lanes", "lanes", "twice the lanes", "many units", "peaks", "twice the peaks")
     ]
+    assert not [line for line in lines if line.endswith("WIDE:0")], f"scores are loaded one by one: {lines}"

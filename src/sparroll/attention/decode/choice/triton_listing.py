@@ -121,7 +121,10 @@ def page_of(table_row, unit, mask, UNITS_PER_BLOCK: tl.constexpr, COMPILED: tl.c
 
 @triton.jit
 @no_type_check
-def ordered_scores(scores_row, unit, units, LOADED: tl.constexpr):
-    """Ordered bits of scores; LEAST, which no score has, of units that do not exist. Threads load LOADED at a time."""
-    score = tl.load(scores_row + unit, mask=unit // LOADED < (units + LOADED - 1) // LOADED, other=0.0)
-    return tl.where(unit < units, ordered_bits(score), LEAST)
+def ordered_scores(scores_row, unit, units, LOADED: tl.constexpr, wanted=True):
+    """Ordered bits of scores; LEAST, which no score has, of units that do not exist or are not wanted. Threads load LOADED
+    neighbours at a time, all of which are wanted or none: a mask that might cut them apart would make a load of each, and
+    ptxas lets such loads wait for each other."""
+    loaded = wanted & (unit // LOADED < (units + LOADED - 1) // LOADED)
+    score = tl.load(scores_row + unit, mask=loaded, other=0.0)
+    return tl.where(wanted & (unit < units), ordered_bits(score), LEAST)

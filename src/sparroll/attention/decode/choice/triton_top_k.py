@@ -182,6 +182,10 @@ def _choose(
     budget = tl.load(kv_budget_tokens + request).to(tl.int32)
     units = (context + UNIT - 1) // UNIT
     wanted = tl.minimum(tl.where(budget >= context, units, budget // UNIT), most)
+    if LOADED == 4:
+        # Of the numbers that it is given, the compiler only knows which are multiples of 16.
+        scores_per_request = scores_per_request // 4 * 4
+        scores_per_head = scores_per_head // 4 * 4
     scores_row = scores + request * scores_per_request + head * scores_per_head
     ids_row = unit_ids + request * ids_per_request + head * ids_per_head
     pages_row = pages + request * pages_per_request + head * pages_per_head
@@ -304,11 +308,11 @@ def _choose_of_many(
                 FEWER: tl.constexpr = PEAK_LANES if PEAK_LANES < LANES else LANES
                 if units <= FEWER * PEAK:
                     count, low, finite = _candidates_under_peaks(
-                        scores_row, peaks_row, listed_row, units, wanted, QUADS, LANES, FEWER, COMPILED
+                        scores_row, peaks_row, listed_row, units, wanted, QUADS, LANES, FEWER, LOADED, COMPILED
                     )
                 else:
                     count, low, finite = _candidates_under_peaks(
-                        scores_row, peaks_row, listed_row, units, wanted, QUADS, LANES, PEAK_LANES, COMPILED
+                        scores_row, peaks_row, listed_row, units, wanted, QUADS, LANES, PEAK_LANES, LOADED, COMPILED
                     )
             if (wanted <= MOST) & (count > LANES):
                 # Lists begin anew.
@@ -419,6 +423,7 @@ def _candidates_under_peaks(
     QUADS: tl.constexpr,
     ROOM: tl.constexpr,
     LANES: tl.constexpr,
+    LOADED: tl.constexpr,
     COMPILED: tl.constexpr,
 ):
     """As `_make_candidates`, with a lane for each peak. `listed_row` has ROOM places for candidates, and behind them as
@@ -444,9 +449,7 @@ def _candidates_under_peaks(
             each = start + tl.arange(0, TOGETHER)
             peak = tl.load(high_row + each, mask=each < high, other=0)
             unit = peak[:, None] * PEAK + tl.arange(0, PEAK)[None, :]
-            there = (each < high)[:, None] & (unit < units)
-            score = tl.load(scores_row + unit, mask=there, other=0.0)
-            listed = there & (ordered_bits(score) >= low)
+            listed = ordered_scores(scores_row, unit, units, LOADED, (each < high)[:, None]) >= low
             count = list_units(
                 listed_row, listed_row, listed_row, tl.reshape(unit, [PEAK_ROWS, 4 * QUADS]),
                 tl.reshape(listed, [PEAK_ROWS, 4 * QUADS]), count, PEAK_ROWS, QUADS, ROOM, 1, False, COMPILED,
