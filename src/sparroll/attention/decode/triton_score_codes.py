@@ -293,7 +293,12 @@ def _score_tile(
     else:
         tl.store(target + unit, score)
     if WITH_PEAKS:
-        best = tl.max(tl.reshape(ordered_bits(score), [TILE // _PEAK, _PEAK]), axis=1)
+        best = ordered_bits(score)
+        if GROUP < _PEAK:
+            # Of a group first. Up to triton 3.6 threads can hand their numbers to the wrong ones where a maximum is over
+            # what was two dimensions before.
+            best = tl.max(best, axis=1)
+        best = tl.max(tl.reshape(best, [TILE // _PEAK, _PEAK // GROUP if GROUP < _PEAK else _PEAK]), axis=1)
         peak = tile * (TILE // _PEAK) + tl.arange(0, TILE // _PEAK)
         if MASKED:
             tl.store(peaks_row + peak, best, mask=peak * _PEAK < units_held)
