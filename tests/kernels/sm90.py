@@ -133,7 +133,7 @@ def fine_unit_kernels(dtype: torch.dtype, dim: int, group: int, layouts: bool = 
     attend = {
         "UNIT_SHIFT": 2, "UNITS_PER_BLOCK": 4, "HEADS": 8, "G": group, "D": dim, "LANES_R": 32, "LANES_G": 16,
         "LANES_D": triton.next_power_of_2(dim), "TILE": tile.tokens, "WITH_PAGES": True, "ALIKE": True,
-        "EVEN": True, "COMPILED": True, "launch_pdl": True,
+        "COMPILED": True, "launch_pdl": True,
     }  # fmt: skip
     options = {"num_warps": tile.warps, "num_stages": tile.stages}
     for with_unread in (False, True):

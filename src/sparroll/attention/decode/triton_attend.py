@@ -101,19 +101,12 @@ def paged_decode(
         TILE=tile.tokens,
         WITH_PAGES=pages_RHN is not None,
         ALIKE=keys_PBHD.stride() == values_PBHD.stride(),
-        EVEN=_even(keys_PBHD) and _even(values_PBHD),
         COMPILED=query_RHGD.is_cuda and torch.version.hip is None,
         WITH_UNREAD=unread_parts > 0,
         num_warps=tile.warps,
         num_stages=tile.stages,
         **overlapping(query_RHGD),
     )
-
-
-def _even(cache_PBHD: Tensor) -> bool:
-    """Whether tokens lie as far apart from block to block as inside of one, so that their number alone says where."""
-    block, token = cache_PBHD.stride()[:2]
-    return block == cache_PBHD.shape[1] * token
 
 
 @triton.jit(do_not_specialize=["requests", "unread_parts"])
@@ -166,13 +159,11 @@ def _gather(
     TILE: tl.constexpr,
     WITH_PAGES: tl.constexpr,
     ALIKE: tl.constexpr,
-    EVEN: tl.constexpr,
     COMPILED: tl.constexpr,
     WITH_UNREAD: tl.constexpr,
     launch_pdl: tl.constexpr = False,
 ):
-    """UNIT_SHIFT: logarithm of a unit's tokens.  ALIKE: keys and values have the same strides.  EVEN: tokens of all blocks
-    lie equally far apart, those of neighbouring blocks too.  unread_parts: those in
+    """UNIT_SHIFT: logarithm of a unit's tokens.  ALIKE: keys and values have the same strides.  unread_parts: those in
     which triton_remainder.py left what a pair does not read.  WITH_UNREAD: whether there is a remainder."""
     after_previous(launch_pdl)
     ends_R = by_request(read_before + 1, requests, LANES_R)
@@ -206,7 +197,9 @@ def _gather(
             query_rows + member[:, None] * query_per_member + channel[None, :], mask=in_group, other=0.0
         )
         slot = first_tile * TILE + tl.arange(0, TILE)
-        page = _look_up(ids_row, pages_row, table_row, slot, chosen_units, UNIT_SHIFT, UNITS_PER_BLOCK, WITH_PAGES)
+        page = _look_up(
+            ids_row, pages_row, table_row, slot, chosen_units, most_units, UNIT_SHIFT, UNITS_PER_BLOCK, WITH_PAGES
+        )
         # Of the listed tokens, those of an incomplete last unit do not exist yet.
         listed = chosen_units << UNIT_SHIFT
         listed -= tl.where(tl.load(last_id) == units - 1, (units << UNIT_SHIFT) - context, 0)
@@ -224,19 +217,26 @@ def _gather(
         for _ in range(first_tile, last_tile):
             # Where the next tile lies is looked up one iteration early, so that its keys wait for no other load.
             next_page = _look_up(
-                ids_row, pages_row, table_row, slot + TILE, chosen_units, UNIT_SHIFT, UNITS_PER_BLOCK, WITH_PAGES
+                ids_row,
+                pages_row,
+                table_row,
+                slot + TILE,
+                chosen_units,
+                most_units,
+                UNIT_SHIFT,
+                UNITS_PER_BLOCK,
+                WITH_PAGES,
             )
             visible = slot < listed
-            # Slots past the list read its last token once more, with a weight of 0: a load without a mask takes less.
-            inside = tl.minimum(slot, listed - 1) & ((1 << UNIT_SHIFT) - 1)
-            key_at = _place(page, inside, keys_per_block, keys_per_token, UNIT_SHIFT, UNITS_PER_BLOCK, EVEN)
-            value_at = key_at
-            if not ALIKE:
-                value_at = _place(page, inside, values_per_block, values_per_token, UNIT_SHIFT, UNITS_PER_BLOCK, EVEN)
-            # Where D fills its lanes, there is no mask, and each load stays 128 bits wide.
-            in_head = None if D == LANES_D else (channel < D)[None, :]
-            no_channel = None if D == LANES_D else 0.0
-            key = tl.load(head_keys + (key_at[:, None] + channel[None, :]), mask=in_head, other=no_channel)
+            block, unit = _parted(page, UNITS_PER_BLOCK)
+            block = block.to(tl.int64)
+            token = (unit << UNIT_SHIFT) + (slot & ((1 << UNIT_SHIFT) - 1))
+            # Where D fills its lanes, the mask is one per row and each load stays 128 bits wide.
+            readable = visible[:, None]
+            if D != LANES_D:
+                readable = readable & (channel < D)[None, :]
+            key_at = block * keys_per_block + token * keys_per_token
+            key = tl.load(head_keys + (key_at[:, None] + channel[None, :]), mask=readable, other=0.0)
             logit = tl.dot(query_tile, tl.trans(key), input_precision="ieee") * scale_log2
             logit = tl.where(visible[None, :], logit, float("-inf"))
             new_top = tl.maximum(top, tl.max(logit, axis=1))
@@ -244,7 +244,10 @@ def _gather(
             anchor = tl.where(new_top == float("-inf"), 0.0, new_top)
             weight = tl.exp2(logit - anchor[:, None])
             shrink = tl.exp2(top - anchor)
-            value = tl.load(head_values + (value_at[:, None] + channel[None, :]), mask=in_head, other=no_channel)
+            value_at = key_at
+            if not ALIKE:
+                value_at = block * values_per_block + token * values_per_token
+            value = tl.load(head_values + (value_at[:, None] + channel[None, :]), mask=readable, other=0.0)
             total_weight = total_weight * shrink + tl.sum(weight, axis=1)
             mix = mix * shrink[:, None] + tl.dot(weight.to(value.dtype), value, input_precision="ieee")
             top = new_top
@@ -326,37 +329,21 @@ def _look_up(
     table_row,
     slot,
     chosen_units,
+    most_units,
     UNIT_SHIFT: tl.constexpr,
     UNITS_PER_BLOCK: tl.constexpr,
     WITH_PAGES: tl.constexpr,
 ):
-    """Where the units of listed tokens lie: block * units per block + unit in it. Past the list, that of its last unit."""
-    column = tl.minimum(slot >> UNIT_SHIFT, chosen_units - 1)
+    """Where the units of listed tokens lie: block * units per block + unit in it. Past what is listed this is rubbish."""
+    column = slot >> UNIT_SHIFT
     if WITH_PAGES:
-        page = tl.load(pages_row + column)
+        # Nothing is read at a page that is rubbish, so the load need not wait for the budget.
+        page = tl.load(pages_row + column, mask=column < most_units, other=0)
     else:
-        column, unit = _parted(tl.load(ids_row + column), UNITS_PER_BLOCK)
-        page = tl.load(table_row + column).to(tl.int32) * UNITS_PER_BLOCK + unit
+        listed = column < chosen_units
+        column, unit = _parted(tl.load(ids_row + column, mask=listed, other=0), UNITS_PER_BLOCK)
+        page = tl.load(table_row + column, mask=listed, other=0).to(tl.int32) * UNITS_PER_BLOCK + unit
     return page
-
-
-@triton.jit
-@no_type_check
-def _place(
-    page,
-    inside,
-    per_block,
-    per_token,
-    UNIT_SHIFT: tl.constexpr,
-    UNITS_PER_BLOCK: tl.constexpr,
-    EVEN: tl.constexpr,
-):
-    """Where a head's tokens begin in the cache, `inside` their units. As unsigned numbers, two are multiplied at once."""
-    if EVEN:
-        token = (page << UNIT_SHIFT) + inside
-        return token.to(tl.uint32).to(tl.int64) * per_token.to(tl.uint32).to(tl.int64)
-    block, unit = _parted(page, UNITS_PER_BLOCK)
-    return block.to(tl.int64) * per_block + ((unit << UNIT_SHIFT) + inside) * per_token
 
 
 @triton.jit
