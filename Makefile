@@ -37,9 +37,12 @@ $(CORE): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -q --no-compile -c constraints.txt -e .
 	@touch $@
 
-# What tests, lint and docs need beside it: Triton alone is as large as torch.
+# What tests, lint and docs need beside it: Triton alone is as large as torch. The oldest one, which torch 2.11 has on a GPU,
+# compiles the kernels in tests; it interprets nothing with today's numpy, so it lies apart.
 $(STAMP): $(CORE)
 	$(BIN)/python -m pip install -q --no-compile -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install -q --no-compile --no-deps --upgrade --target $(VENV)/triton-3.6 \
+		'triton==3.6.0; platform_system == "Linux"'
 	@touch $@
 
 # From profile to report.html in runs/quickstart/; interrupted, it goes on where it was.

@@ -1,6 +1,7 @@
 """Compiles all kernels for Hopper, on a machine without a GPU: `python tests/kernels/sm90.py [full] [choice | others]`
-prints registers, stack (spills) and shared memory of each, behind the file and the function. A process of its own,
-since triton interprets in the tests'.
+prints registers, stack (spills) and shared memory of each, behind the file and the function, how many loads of 16 bytes
+it has (WIDE), and how many reductions that triton gets wrong up to 3.6 (SPLIT). A process of its own, since triton
+interprets in the tests'.
 
 What the interpreter runs need not compile: a variable of a loop, say, must keep its type. `full` takes every dtype with
 head sizes 64 and 128 and groups of 1, 2 and 4, and other layouts (minutes); otherwise each kernel is compiled once, and
@@ -10,6 +11,7 @@ it.
 
 from __future__ import annotations
 
+import ast
 import itertools
 import re
 import subprocess
@@ -91,18 +93,18 @@ def kernels(dtype: torch.dtype, dim: int, group: int, tile: MaskedTile | None = 
     yield "score", choice._score, {**sizes, **score}, {"num_warps": 4, "num_stages": 2}
 
 
-FINE_UNITS = ((4, 4), (2, 2), (1, 1))
-"""Tokens and bits of units: all take 1/30 to 1/26 of the bytes of K and V."""
+FINE_UNITS = ((4, 4, 16), (2, 2, 16), (1, 1, 16), (8, 2, 32))
+"""Tokens and bits of units, and tokens of a block. Four units of 2 bits in one are a layout of their own."""
 
 
 def fine_unit_kernels(dtype: torch.dtype, dim: int, group: int, layouts: bool = False) -> Iterator[Kernel]:
-    """Of a decode step over units of few bits, in blocks of 16 tokens."""
-    for unit, bits in FINE_UNITS:
+    """Of a decode step over units of few bits."""
+    for unit, bits, block in FINE_UNITS:
         selector = QuantizedMean(unit, 16, 32, bits)
-        sizes = {"UNIT": unit, "UNITS_PER_BLOCK": 16 // unit, "D": dim, "BITS": bits, "launch_pdl": True}
+        sizes = {"UNIT": unit, "UNITS_PER_BLOCK": block // unit, "D": dim, "BITS": bits, "launch_pdl": True}
         words, row_words = selector.scale_at(dim) // 4, selector.index_width(dim) // 4
         score = {
-            **sizes, "GROUP": 16 // unit, "FIRST": 16 // unit, "RECENT": 32 // unit, "HEADS": 8, "G": group, "W": words,
+            **sizes, "GROUP": block // unit, "FIRST": 16 // unit, "RECENT": 32 // unit, "HEADS": 8, "G": group, "W": words,
             "ROW_WORDS": row_words, "LANES_W": triton.next_power_of_2(words),
             "ALIGN": triton_index.loaded_bytes(selector, dim) // 4, "DP4A": True,
         }  # fmt: skip
@@ -123,7 +125,7 @@ def fine_unit_kernels(dtype: torch.dtype, dim: int, group: int, layouts: bool = 
                 **sizes, "SCALE_AT": words, "CUT": words, "ROW_WORDS": row_words,
                 "LANES": triton.next_power_of_2(row_words), "FP8_PER_MOST": 1 / row_bytes.FP8_MOST,
                 "FIXED_MOST": float(quantized_mean.FIXED_MOST), "PER_FIXED_MOST": 1 / quantized_mean.FIXED_MOST,
-                "PER_D": 1 / dim, "STEP_PER_RMS": quantized_mean.STEP_PER_RMS[bits], "BLOCK_TOKENS": 16,
+                "PER_D": 1 / dim, "STEP_PER_RMS": quantized_mean.STEP_PER_RMS[bits], "BLOCK_TOKENS": block,
                 "ALIGNED_BYTES": ALIGNED_BYTES,
             }  # fmt: skip
             for layers in ({}, {"apart": None}):
@@ -267,6 +269,32 @@ def compiled(kernel: Kernel, dtype: torch.dtype, of_sixteen: bool = True) -> dic
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm  # type: ignore[no-any-return]
 
 
+_REDUCED = re.compile(
+    r'"tt\.reduce"\([^)]*\) <\{axis = (\d+)[^}]*\}> \(\{.*?\}\) : \(tensor<[\dx]+x\w+, (.*?)>(?:, |\) ->)', re.S
+)
+
+
+def split_reductions(ttgir: str) -> int:
+    """Reductions over an axis that lies on threads of a warp with others between them. Until 3.7 triton takes the numbers
+    of the threads between, so the result is wrong, and neither the interpreter nor the compiler says so."""
+    layouts = dict(re.findall(r"^(#\w+) = (#ttg\.[^\n]+)$", ttgir, re.MULTILINE))
+    split = 0
+    for axis, layout in _REDUCED.findall(ttgir):
+        bits = [bit for bit, moved in enumerate(_lanes(layout, layouts)) if moved[int(axis)]]
+        split += bool(bits) and bits[-1] - bits[0] + 1 > len(bits)
+    return split
+
+
+def _lanes(layout: str, layouts: dict[str, str]) -> list[list[int]]:
+    """How far each bit of a thread's number moves along each axis. Those of `blocked` layouts are never split: none."""
+    layout = layouts.get(layout, layout)
+    if of_slice := re.fullmatch(r"#ttg\.slice<\{dim = (\d+), parent = (.*)\}>", layout):
+        axis = int(of_slice[1])
+        return [moved[:axis] + moved[axis + 1 :] for moved in _lanes(of_slice[2], layouts)]
+    linear = re.match(r"#ttg\.linear<\{.*?lane = (\[.*?\]), warp", layout)
+    return ast.literal_eval(linear[1]) if linear else []
+
+
 def place_of(function: Any) -> str:
     """Its file and its name."""
     return f"{function.fn.__module__.rpartition('.')[2]}.{function.fn.__name__}"
@@ -291,7 +319,8 @@ def main(full: bool, choice: bool, others: bool) -> None:
     def show(kernel: Kernel, dtype: torch.dtype, *about: str, of_sixteen: bool = True) -> None:
         told, forms = ", ".join((kernel[0], *about)), compiled(kernel, dtype, of_sixteen)
         wide = forms["ptx"].count("ld.global.v4")
-        print(f"{place_of(kernel[1])}: {told}: {usage(forms['cubin'])} WIDE:{wide}", flush=True)
+        split = split_reductions(forms["ttgir"])
+        print(f"{place_of(kernel[1])}: {told}: {usage(forms['cubin'])} WIDE:{wide} SPLIT:{split}", flush=True)
 
     for kernel in choice_kernels(full) if choice else ():
         # Rows of scores are as long as a context may be.

@@ -26,7 +26,7 @@ def launched() -> set[str]:
 
 
 def compiled(which: str, cache: Path) -> list[str]:
-    """What sm90.py tells of each kernel, none of which spills registers."""
+    """What sm90.py tells of each kernel. None spills registers or has a reduction that triton gets wrong."""
     from triton import knobs
 
     for tool in ("ptxas", "cuobjdump"):
@@ -35,7 +35,9 @@ def compiled(which: str, cache: Path) -> list[str]:
         except (AttributeError, RuntimeError) as error:
             pytest.skip(f"this triton has no {tool}: {error}")
     script = Path(__file__).with_name("sm90.py")
-    fresh = {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": str(ROOT / "src")}
+    # `make install` brings the oldest triton, whose faults later ones do not have; it is the one of GPU hosts with torch 2.11.
+    paths = [str(path) for path in (Path(sys.prefix) / "triton-3.6", ROOT / "src") if path.is_dir()]
+    fresh = {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": os.pathsep.join(paths)}
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | fresh
     command = [sys.executable, str(script), which]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -43,6 +45,8 @@ def compiled(which: str, cache: Path) -> list[str]:
     lines = run.stdout.splitlines()
     assert all("REG:" in line for line in lines), run.stdout
     assert all("STACK:0 " in line for line in lines), f"registers spill: {run.stdout}"
+    split = [line for line in lines if not line.endswith(" SPLIT:0")]
+    assert not split, f"numbers of the wrong threads, up to triton 3.6: {split}"
     return lines
 
 
@@ -57,4 +61,4 @@ def test_the_choice_of_units_compiles_in_every_layout_that_the_host_can_choose(t
         ["triton_top_k._choose", f" choice, {layout}"]
         for layout in ("few lanes", "lanes", "twice the lanes", "many units", "peaks", "twice the peaks")
     ]
-    assert not [line for line in lines if line.endswith("WIDE:0")], f"scores are loaded one by one: {lines}"
+    assert not [line for line in lines if " WIDE:0 " in line], f"scores are loaded one by one: {lines}"

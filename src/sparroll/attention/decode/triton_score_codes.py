@@ -62,11 +62,12 @@ class ScoreLayout:
         """Measured on an H200 for 128 channels and 32 requests. What the threads of a tile hand to each other goes through
         shared memory, and a program of one warp waits for no other one there. Units of 2 bits gain more by that than many
         small programs cost; for those of 1 bit two warps are best, for those of 4 bits four. lanes: those for requests.
-        With more of them there are only so many programs that no register is spilled."""
+        With more of them there are only so many programs that no register is spilled, and that all of a tile's loads are
+        on their way at once: with too few registers a load waits for the one before it."""
         if bits == 2 and tile_units <= MOST_SCORED_UNITS_OF_2_BITS:
             return ScoreLayout(1, {32: 20, 256: 20}.get(lanes, 10))
         if bits == 1 and tile_units <= MOST_SCORED_UNITS:
-            return ScoreLayout(2, {32: 16, 256: 14}.get(lanes, 8))
+            return ScoreLayout(2, {32: 14, 256: 12}.get(lanes, 8))
         return ScoreLayout()
 
     @property
