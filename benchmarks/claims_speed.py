@@ -143,12 +143,12 @@ def small_units() -> Figures:
 
 
 def small_units_near_goals() -> Figures:
-    """How far two goals are exceeded, in %, and by how many moments."""
+    """How far three goals are exceeded, in %, and by how many moments."""
     said: dict[str, str] = {}
-    for size, request_set in (("14b", "drained"), ("8b", "steady")):
+    for size, request_set in (("14b", "drained"), ("14b", "steady"), ("8b", "steady")):
         found = results(f"rollout-qwen3-{size}-{request_set}-wide-2x2-h200", "rollout")
-        said[f"above_{size}"] = down(100 * (found["speedup"] / found["target_speedup"] - 1), 1)
-        said[f"moments_{size}"] = str(len(found["windows"]))
+        said[f"above_{size}_{request_set}"] = down(100 * (found["speedup"] / found["target_speedup"] - 1), 1)
+        said[f"moments_{size}_{request_set}"] = str(len(found["windows"]))
     return said
 
 
@@ -352,8 +352,9 @@ PAGES: Mapping[str, Claims] = {
         "On an H200, units of 2 tokens in 2 bits make rollouts {pairs_least} to {pairs_most} % faster than the published "
         "schedules in the same records, and units of 4 tokens in 4 bits {fours_least} to {fours_most} % faster": small_units,
         "With 2 x 2, {pairs_reached} of the {goals} goals are reached (*target* in the table), all by records": small_units,
-        "14B drained lies {above_14b} % above its goal by {moments_14b} moments, and 8B steady {above_8b} % above it by "
-        "{moments_8b}": small_units_near_goals,
+        "14B drained lies {above_14b_drained} % above its goal by {moments_14b_drained} moments, 14B steady "
+        "{above_14b_steady} % by {moments_14b_steady} and 8B steady {above_8b_steady} % by "
+        "{moments_8b_steady}": small_units_near_goals,
         "It took {seconds} s, where {moments} of {of} moments say {estimated}, {error} % less": small_units_whole,
         "{fours} times with 4 x 4 and {pairs} times with 2 x 2": small_units_budgets,
         "2 x 2 saves {code_least} to {code_most} times in the three trained models of code where the published rule reads a "

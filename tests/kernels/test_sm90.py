@@ -35,7 +35,7 @@ def compiled(which: str, cache: Path) -> list[str]:
         except (AttributeError, RuntimeError) as error:
             pytest.skip(f"this triton has no {tool}: {error}")
     script = Path(__file__).with_name("sm90.py")
-    # `make install` brings the oldest triton, whose faults later ones do not have; it is the one of GPU hosts with torch 2.11.
+    # `make install` brings the oldest triton, that of GPU hosts with torch 2.11. It has faults that later ones do not have.
     paths = [str(path) for path in (Path(sys.prefix) / "triton-3.6", ROOT / "src") if path.is_dir()]
     fresh = {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": os.pathsep.join(paths)}
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | fresh

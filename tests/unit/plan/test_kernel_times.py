@@ -49,12 +49,12 @@ def test_what_is_shipped_is_what_the_script_makes_of_the_records(script: ModuleT
 
 
 def test_a_sparse_layer_takes_what_it_took_on_the_gpu(script: ModuleType, h200: KernelTimes) -> None:
-    """Within 6.3 % over 24 layers of four selectors, with equal and mixed contexts, and mostly within 1.5 %."""
+    """Within 8.5 % over 24 layers of four selectors, with equal and mixed contexts, and mostly within 2.5 %."""
     record = records.read(RECORDS / "fine-kernels-engines-h200.json")
     errors = script.layer_errors(h200, record)
     assert len(errors) == 24 and {key[1] for key in errors} == {512, 1024, 4096}
-    assert max(abs(error) for error in errors.values()) < 0.063
-    assert sorted(abs(error) for error in errors.values())[12] < 0.015
+    assert max(abs(error) for error in errors.values()) < 0.085
+    assert sorted(abs(error) for error in errors.values())[12] < 0.025
     for selector in (PageMean(), FINE, FINER, QuantizedMean(1, 16, 32, bits=1)):
         known = h200.of(selector)
         assert known is not None
@@ -65,7 +65,7 @@ def test_a_sparse_layer_takes_what_it_took_on_the_gpu(script: ModuleType, h200: 
 
 
 def test_the_kernels_of_an_older_record_took_longer_at_other_contexts_as_well() -> None:
-    """Plans are up to 13 % below it: its choice and its attention were slower kernels."""
+    """Plans are up to 16 % below it: all of its kernels were slower."""
     rows = json.loads((RECORDS / "kernels-h200.json").read_text())["results"]["rows"]
     layers = [row for row in rows if row["kernel"] == "sparse layer" and row["context_tokens"].isdecimal()]
     assert len(layers) == 6
@@ -76,12 +76,12 @@ def test_the_kernels_of_an_older_record_took_longer_at_other_contexts_as_well() 
         step = plan("Qwen3-1.7B", schedule, hardware="H200", lengths=context, batch=32).kernels
         assert step is not None
         per_layer = (step.sparse.kv_seconds + step.sparse.index_seconds) / 28
-        assert 0.87 < per_layer / took < 1
+        assert 0.84 < per_layer / took < 1
 
 
 def test_whole_decode_steps_take_the_kernels_and_about_a_millisecond_more() -> None:
     """Of vLLM, batches of 1 to 64 and contexts of 1,024 to 32,768: what a planned step with kernels leaves out, launches and
-    norms and the host, and what kernels have become faster since, is 1.0 to 1.6 ms everywhere. What the roofline leaves
+    norms and the host, and what kernels have become faster since, is 1.0 to 1.7 ms everywhere. What the roofline leaves
     out grows from 1.4 to 3.1."""
     rows = json.loads((RECORDS / "decode-step-qwen3-1.7b-h200.json").read_text())["results"]
     left: dict[str, list[float]] = {"kernels": [], "roofline": []}
@@ -94,12 +94,12 @@ def test_whole_decode_steps_take_the_kernels_and_about_a_millisecond_more() -> N
             left["kernels"].append(took - found.kernels.sparse.seconds)
             left["roofline"].append(took - found.sparse.seconds)
     assert len(left["kernels"]) == 19
-    assert 0.95e-3 < min(left["kernels"]) < max(left["kernels"]) < 1.65e-3
+    assert 0.95e-3 < min(left["kernels"]) < max(left["kernels"]) < 1.75e-3
     assert max(left["roofline"]) - min(left["roofline"]) > 2 * (max(left["kernels"]) - min(left["kernels"]))
 
 
 def test_small_pages_cost_time_at_the_same_budget() -> None:
-    """8 us a layer with 4 tokens in 4 bits and 36 with 2 in 2, as recorded; by their bytes alone 2 and 3."""
+    """8 us a layer with 4 tokens in 4 bits and 19 with 2 in 2, as recorded; by their bytes alone 2 and 3."""
     steps = {}
     for selector in (PageMean(), FINE, FINER):
         found = plan("Qwen3-1.7B", Schedule.fixed(1024, selector, dense_layers=()), **AT_30K)
@@ -107,7 +107,7 @@ def test_small_pages_cost_time_at_the_same_budget() -> None:
         steps[timed_as(selector)] = found.kernels.sparse.seconds / 28, found.sparse.seconds / 28
     means, four, two = steps.values()
     assert four[0] - means[0] == pytest.approx(7.9e-6, rel=0.15)
-    assert two[0] - means[0] == pytest.approx(35.6e-6, rel=0.15)
+    assert two[0] - means[0] == pytest.approx(18.6e-6, rel=0.15)
     assert abs(four[1] - means[1]) < 3e-6 and abs(two[1] - means[1]) < 4e-6
 
 

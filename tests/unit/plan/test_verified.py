@@ -285,7 +285,7 @@ def test_planned_checks_take_what_they_took_in_vllm(check_times: ModuleType) -> 
     assert {each.model for each in found} == {f"qwen3-{size}" for size in ("1.7b", "4b", "8b", "14b")} and len(
         {each.batch for each in found}
     ) > 6
-    assert max(abs(each.error) for each in found) < 0.14
+    assert max(abs(each.error) for each in found) < 0.17
     fitted = check_times.fitted(found)
     assert fitted["attention_share"] == pytest.approx(ATTENTION_SHARE, rel=0.01)
     assert fitted["layers_share"] == pytest.approx(LAYERS_SHARE, rel=0.01)
