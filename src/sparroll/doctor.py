@@ -18,6 +18,8 @@ from packaging.requirements import Requirement
 
 from sparroll import checkout, records
 from sparroll.errors import UserError
+from sparroll.progress import OnProgress
+from sparroll.schedule import Schedule
 
 USES = {
     "pyarrow": "Parquet files: tasks on real data, samples of an evaluation",
@@ -60,6 +62,36 @@ def examine() -> list[Finding]:
         _presets(),
         _tiny_model(),
     ]
+
+
+def examine_kernels(schedule: Schedule | None = None, on_progress: OnProgress | None = None) -> list[Finding]:
+    """Whether the kernels of sparse decode steps agree with their references on this GPU: those of the usual selectors, or
+    of the schedule's, with its model's heads. The first time they are compiled, which takes up to a minute.
+
+    Raises UserError where torch sees no GPU, or where there are no kernels for this schedule.
+    """
+    import torch
+
+    from sparroll.attention import kernel_check
+    from sparroll.plan.kernel_times import timed_as
+
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if not interpreted and not torch.cuda.is_available():
+        raise UserError("the kernels of decode steps run on a GPU, and torch sees none", "sparroll doctor says why")
+    where = {"device": "cpu", "dtype": torch.float32, "contexts": (0, 1, 37, 300)} if interpreted else {}
+    model = None if schedule is None else schedule.fingerprint
+    heads = kernel_check.of_model(*(model.query_heads, model.kv_heads, model.head_dim) if model else (None, None, None))
+    findings = []
+    selectors = kernel_check.USUAL if schedule is None else (schedule.selector,)
+    for number, selector in enumerate(selectors):
+        if on_progress is not None:
+            on_progress(number, len(selectors), timed_as(selector))
+        wrong = kernel_check.differences(selector, heads, **where)  # type: ignore[arg-type]
+        note = f"not as the reference: {'; '.join(wrong)}; do not sample with them, try another triton" if wrong else ""
+        findings.append(Finding("bad" if wrong else "ok", "kernels", timed_as(selector), note or "as the reference"))
+    if on_progress is not None:
+        on_progress(len(selectors), len(selectors))
+    return findings
 
 
 def _python() -> Finding:

@@ -11,10 +11,14 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+import torch
 from packaging.requirements import Requirement
 
 from cli_runs import error_of
 from sparroll import doctor
+from sparroll.attention import kernel_check
+from sparroll.attention.kernel_check import Heads
+from sparroll.attention.selectors import Selector
 from sparroll.cli import main
 from sparroll.cli.schedule import plot
 from sparroll.presets import presets
@@ -106,6 +110,39 @@ def test_doctor_finds_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
     status = {finding["what"]: finding["status"] for finding in report["findings"]}
     assert status["torch"] == status["transformers"] == status["cpu"] == status["schedules"] == "ok"
     assert {"triton", "vllm", "memory", "model cache"} <= status.keys()
+
+
+def test_doctor_says_which_kernels_differ_from_their_references(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "examine", list)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    asked = []
+
+    def differences(selector: Selector, heads: Heads, **where: object) -> list[str]:
+        asked.append((selector, heads))
+        return ["3 of 100 of the scores"] if selector.unit_tokens == 2 else []
+
+    monkeypatch.setattr(kernel_check, "differences", differences)
+    assert main(["doctor", "--kernels", "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert [each["status"] for each in report["findings"]] == ["ok", "ok", "bad", "ok"]
+    assert report["findings"][2]["value"] == "quantized_mean 2, bits 2"
+    assert "3 of 100 of the scores" in report["findings"][2]["note"] and not report["ok"]
+    asked.clear()
+    assert main(["doctor", "--kernels", "--schedule", "qwen3-1.7b-0.86"]) == 0
+    assert asked == [(Schedule.load("qwen3-1.7b-0.86").selector, Heads(group=2, dim=128))]
+
+
+def test_doctor_refuses_to_compare_kernels_without_a_gpu(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert main(["doctor", "--kernels"]) == 2
+    assert "run on a GPU, and torch sees none" in capsys.readouterr().err
+    assert main(["doctor", "--schedule", "qwen3-1.7b-0.86"]) == 2
+    assert "add --kernels" in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -2,17 +2,39 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from sparroll.cli.shared.common import print_json
-from sparroll.cli.shared.options import Json
+from sparroll.cli.shared.options import RUN, Json, option
 
 
-def doctor(json: Json = False) -> None:
-    """Check versions, devices, memory and folders. The exit code is 1 if something that sparroll needs is missing."""
+def doctor(
+    kernels: Annotated[
+        bool,
+        option(RUN, "--kernels", help="Also compare the kernels of decode steps with their references on this GPU."),
+    ] = False,
+    schedule: Annotated[
+        str | None,
+        option(RUN, "--schedule", help="With --kernels: the kernels of this preset or file, with its model's heads."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Check versions, devices, memory and folders. The exit code is 1 if something that sparroll needs is missing, or if a
+    kernel is wrong."""
     from sparroll import doctor as checks
+    from sparroll.errors import UserError
+    from sparroll.progress import Progress
+    from sparroll.schedule import Schedule
 
+    if schedule is not None and not kernels:
+        raise UserError("--schedule says whose kernels are compared", "add --kernels")
     findings = checks.examine()
+    if kernels:
+        with Progress(json) as bars:
+            loaded = None if schedule is None else Schedule.load(schedule)
+            findings += checks.examine_kernels(loaded, bars.bar("kernels"))
     if json:
         print_json({"ok": checks.healthy(findings), "findings": findings})
     else:

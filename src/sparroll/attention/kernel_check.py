@@ -1,0 +1,204 @@
+"""Whether the kernels of a decode step find on this device what their references find. A compiler can be wrong where neither
+it nor the interpreter of the tests says so, and then rollouts would be, too: a new GPU or a new triton is worth a check."""
+
+# R requests, H kv heads, G query heads per kv head, D head dim, P blocks, B tokens of a block, S units or groups of a block,
+# U units, N chosen units, K peaks
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from sparroll.attention.decode import paged
+from sparroll.attention.decode.workspace import PEAK_UNITS, StepWorkspace, has_peaks
+from sparroll.attention.selectors import PageMean, QuantizedMean, Selector
+
+USUAL: tuple[Selector, ...] = (PageMean(), *(QuantizedMean(unit, 16, 32, unit) for unit in (4, 2, 1)))
+"""Pages of 16 tokens, and small units whose index takes as many bytes."""
+CONTEXTS = (0, 1, 37, 1000, 5003, 20_005)
+"""Tokens of a check's requests: a padding row, incomplete units, and one that is long enough for every way to choose."""
+_BLOCK_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Attention heads of a model."""
+
+    kv: int = 2
+    group: int = 2
+    """Query heads for each kv head."""
+    dim: int = 128
+
+
+@dataclass
+class _Step:
+    """What a decode step gets and writes. All that no kernel may read is NaN."""
+
+    selector: Selector
+    query_RHGD: Tensor
+    keys_PBHD: Tensor
+    values_PBHD: Tensor
+    index_PSHW: Tensor
+    groups_PSHV: Tensor | None
+    block_table_RM: Tensor
+    slots_T: Tensor
+    contexts_R: Tensor
+    budgets_R: Tensor
+    scores_RHU: Tensor
+    peaks_RHK: Tensor | None
+    unit_ids_RHN: Tensor
+    pages_RHN: Tensor
+    out_RHGD: Tensor
+    workspace: StepWorkspace
+
+
+def differences(
+    selector: Selector,
+    heads: Heads | None = None,
+    *,
+    contexts: Sequence[int] = CONTEXTS,
+    dtype: torch.dtype = torch.bfloat16,
+    device: torch.device | str = "cuda",
+    seed: int = 0,
+) -> list[str]:
+    """A sentence about each kernel that finds something else than its reference; none where all agree.
+
+    Requests of these contexts (tokens) attend in a cache of random keys and values, in blocks as vLLM has them. Index,
+    scores of units below 8 bits, peaks and choice must agree to the last bit, and the others within rounding.
+
+    Raises UserError for a selector or heads without kernels, and where there is no triton or no GPU.
+    """
+    step = _step(selector, heads or Heads(), contexts, dtype, torch.device(device), seed)
+    return [*_index(step), *_scores(step), *_choice(step), *_attention(step)]
+
+
+def _step(
+    selector: Selector, heads: Heads, contexts: Sequence[int], dtype: torch.dtype, device: torch.device, seed: int
+) -> _Step:
+    generator = torch.Generator().manual_seed(seed)
+    unit, block_tokens = selector.unit_tokens, max(_BLOCK_TOKENS, selector.row_tokens)
+    needed = [-(-context // block_tokens) for context in contexts]
+    blocks = sum(needed) + 1
+    # The last block is nobody's.
+    table_RM = torch.full((len(contexts), max(needed) + 1), blocks - 1, dtype=torch.int32)
+    cache = torch.full((blocks, block_tokens, heads.kv, 2 * heads.dim), torch.nan, dtype=dtype)
+    slots = []
+    for row, own in enumerate(torch.randperm(blocks - 1, generator=generator).split(needed)):
+        table_RM[row, : len(own)] = own
+        position = torch.arange(contexts[row])
+        its_slots = own[position // block_tokens] * block_tokens + position % block_tokens
+        tokens = torch.randn(contexts[row], heads.kv, 2 * heads.dim, generator=generator)
+        cache.view(-1, heads.kv, 2 * heads.dim)[its_slots] = tokens.to(dtype)
+        slots.append(its_slots)
+    cache = cache.to(device)
+    contexts_R = torch.tensor(contexts, dtype=torch.int32)
+    share_R = 0.05 + 0.25 * torch.rand(len(contexts), generator=generator)
+    budgets_R = (selector.least_budget_tokens + contexts_R * share_R).int() // unit * unit
+    units, most = -(-max(contexts) // unit), int(budgets_R.max()) // unit
+    poison = torch.nan if selector.index_dtype.is_floating_point else 255
+    # As in vLLM, the rows of a head stand together in a block.
+    index = torch.full(
+        (blocks, heads.kv, block_tokens // unit, selector.index_width(heads.dim)), poison, dtype=selector.index_dtype
+    )
+    groups = None
+    if selector.remainder is not None:
+        shape = (blocks, heads.kv, block_tokens // selector.row_tokens, selector.group_width(heads.dim))
+        groups = torch.full(shape, 255, dtype=torch.uint8, device=device).transpose(1, 2)
+    query = torch.randn(len(contexts), heads.kv, heads.group, heads.dim, generator=generator).to(device, dtype)
+    lists = (len(contexts), heads.kv, max(most, 1))
+    nothing = torch.full(lists, -2, dtype=torch.int32, device=device)
+    peaks = None
+    if has_peaks(selector):
+        peaks = torch.zeros(*lists[:2], -(-units // PEAK_UNITS), dtype=torch.int32, device=device)
+    return _Step(
+        selector, query, cache[..., : heads.dim], cache[..., heads.dim :], index.to(device).transpose(1, 2), groups,
+        table_RM.to(device), torch.cat(slots).to(device), contexts_R.to(device), budgets_R.to(device),
+        torch.full((*lists[:2], units), torch.nan, device=device), peaks,
+        nothing, nothing.clone(), torch.full_like(query, torch.nan),
+        StepWorkspace.allocate(len(contexts), heads.group, heads.dim, dtype, selector, device, kv_heads=heads.kv),
+    )  # fmt: skip
+
+
+def _index(step: _Step) -> list[str]:
+    """Leaves index and groups as the kernels write them."""
+    expected = step.index_PSHW.clone()
+    paged.update_index(step.keys_PBHD, expected, step.slots_T, step.selector)
+    paged.update_index(step.keys_PBHD, step.index_PSHW, step.slots_T, step.selector, "triton")
+    wrong = _unlike(step.index_PSHW, expected, close=0.0 if step.selector.index_dtype == torch.uint8 else 2**-7)
+    told = [f"{wrong} of the index"] if wrong else []
+    remainder, dim = step.selector.remainder, step.query_RHGD.shape[-1]
+    if step.groups_PSHV is not None and remainder is not None:
+        rows = step.groups_PSHV.clone()
+        for into, impl in ((rows, "reference"), (step.groups_PSHV, "triton")):
+            paged.update_groups(step.keys_PBHD, step.values_PBHD, into, step.slots_T, step.selector, impl)
+        wrong = _unlike(remainder.means(step.groups_PSHV, dim), remainder.means(rows, dim), close=2**-7)
+        told += [f"{wrong} of the remainder's means"] if wrong else []
+    return told
+
+
+def _scores(step: _Step) -> list[str]:
+    """Leaves scores and peaks as the kernels write them."""
+    expected, peaks = step.scores_RHU.clone(), None if step.peaks_RHK is None else step.peaks_RHK.clone()
+    for scores, its_peaks, impl in ((expected, peaks, "reference"), (step.scores_RHU, step.peaks_RHK, "triton")):
+        paged.score_units(
+            step.query_RHGD, step.index_PSHW, step.block_table_RM, step.contexts_R, step.selector, scores, impl,
+            workspace=step.workspace, peaks_RHK=its_peaks,
+        )  # fmt: skip
+    exact = isinstance(step.selector, QuantizedMean) and step.selector.bits < 8
+    told = []
+    if wrong := _unlike(step.scores_RHU, expected, close=0.0 if exact else 1e-4):
+        told.append(f"{wrong} of the scores")
+    if step.peaks_RHK is not None and peaks is not None and (wrong := _unlike(step.peaks_RHK, peaks)):
+        told.append(f"{wrong} of their peaks")
+    return told
+
+
+def _choice(step: _Step) -> list[str]:
+    """Among the same scores, with and without peaks. Leaves lists as the reference writes them."""
+
+    def chosen(impl: str, peaks_RHK: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        ids, pages = torch.full_like(step.unit_ids_RHN, -2), torch.full_like(step.pages_RHN, -2)
+        paged.choose_units(
+            step.scores_RHU, step.contexts_R, step.budgets_R, step.selector, ids, impl, pages_RHN=pages,
+            block_table_RM=step.block_table_RM, units_per_block=step.index_PSHW.shape[1], peaks_RHK=peaks_RHK,
+        )  # fmt: skip
+        return ids, pages
+
+    expected = chosen("reference")
+    told = []
+    for about, peaks in (("", None), (" under peaks", step.peaks_RHK)):
+        if about and peaks is None:
+            continue
+        found = chosen("triton", peaks)
+        for what, its, right in zip(("chosen units", "places of chosen units"), found, expected, strict=True):
+            told += [f"{wrong} of the {what}{about}"] if (wrong := _unlike(its, right)) else []
+    step.unit_ids_RHN, step.pages_RHN = expected
+    return told
+
+
+def _attention(step: _Step) -> list[str]:
+    exact = torch.zeros_like(step.out_RHGD, dtype=torch.float32)
+    for out, impl in ((exact, "reference"), (step.out_RHGD, "triton")):
+        paged.paged_decode(
+            step.query_RHGD, step.keys_PBHD, step.values_PBHD, step.block_table_RM, step.unit_ids_RHN, step.contexts_R,
+            step.budgets_R, step.selector, step.query_RHGD.shape[-1] ** -0.5, out, step.workspace, impl,
+            pages_RHN=step.pages_RHN, index_PSHW=step.index_PSHW, groups_PSHV=step.groups_PSHV,
+        )  # fmt: skip
+    wrong = _unlike(step.out_RHGD.float(), exact, close=2e-2 if step.out_RHGD.dtype != torch.float32 else 1e-4)
+    return [f"{wrong} of the attention's outputs"] if wrong else []
+
+
+def _unlike(found: Tensor, expected: Tensor, close: float = 0.0) -> str:
+    """How many numbers differ by more than `close`, and than that share of the expected one: "3 of 100"; empty if none."""
+    same = torch.isclose(found, expected, rtol=close, atol=close, equal_nan=True)
+    return "" if bool(same.all()) else f"{int((~same).sum()):,} of {same.numel():,}"
+
+
+def of_model(query_heads: int | None, kv_heads: int | None, head_dim: int | None) -> Heads:
+    """A model's heads, as far as they are known; few of them tell as much as all."""
+    usual = Heads()
+    group = query_heads // kv_heads if query_heads and kv_heads else usual.group
+    return replace(usual, group=group, dim=head_dim or usual.dim)

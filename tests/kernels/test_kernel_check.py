@@ -1,0 +1,77 @@
+"""The check of kernels that users run on their own GPU: silent where they are right, and it says what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="triton runs on Linux only")
+
+from paged_caches import DEVICE
+from sparroll.attention.decode import paged, triton_attend, triton_score
+from sparroll.attention.decode.choice import triton_top_k
+from sparroll.attention.kernel_check import USUAL, Heads, differences, of_model
+from sparroll.attention.selectors import PageMean, QuantizedMean, Remainder, Selector
+from sparroll.errors import UserError
+
+FINE = QuantizedMean(4, 16, 32, bits=4)
+SUMMED = replace(QuantizedMean(4, 16, 64, bits=4), remainder=Remainder(64, "fp8"))
+SMALL: dict[str, Any] = {"contexts": (0, 1, 37, 130), "dtype": torch.float32, "device": DEVICE}
+
+
+@pytest.mark.parametrize("selector", [*USUAL, QuantizedMean(8, 16, 32, bits=2), SUMMED], ids=str)
+def test_kernels_that_are_right(selector: Selector) -> None:
+    assert differences(selector, Heads(2, 2, 32), **SMALL) == []
+
+
+def test_a_gpus_own_types_and_sizes() -> None:
+    if DEVICE != "cuda":
+        pytest.skip("needs a CUDA device")
+    for selector in (*USUAL, QuantizedMean(8, 16, 32, bits=2)):
+        assert differences(selector) == []
+
+
+@pytest.fixture
+def looked_up_anew() -> Iterator[None]:
+    """Which function an operation is."""
+    paged._load.cache_clear()
+    yield
+    paged._load.cache_clear()
+
+
+@pytest.mark.usefixtures("looked_up_anew")
+@pytest.mark.parametrize(
+    ("module", "kernel", "place", "told"),
+    [
+        (triton_score, "score_codes", 5, ["1 of 264 of the scores"]),
+        (triton_score, "score_codes", 7, ["1 of 40 of their peaks"]),
+        (triton_top_k, "choose_units", 4, ["of the chosen units", "of the chosen units under peaks"]),
+        (triton_attend, "paged_decode", 9, ["1 of 512 of the attention's outputs"]),
+    ],
+)
+def test_a_kernel_that_is_wrong_is_told(
+    monkeypatch: pytest.MonkeyPatch, module: Any, kernel: str, place: int, told: list[str]
+) -> None:
+    right = getattr(module, kernel)
+
+    def wrong(*given: Any, **named: Any) -> None:
+        right(*given, **named)
+        written = [*given][place].view(-1)
+        written[-1 if written.is_floating_point() else 0] = 3
+
+    monkeypatch.setattr(module, kernel, wrong)
+    found = differences(FINE, Heads(2, 2, 32), **SMALL)
+    assert len(found) == len(told) and all(ours.endswith(its) for ours, its in zip(found, told, strict=True)), found
+
+
+def test_what_has_no_kernel_is_refused_and_unknown_heads_are_the_usual_ones() -> None:
+    with pytest.raises(UserError, match="whole units of 3 tokens"):
+        differences(PageMean(3, 3, 3), Heads(2, 2, 32), **SMALL)
+    with pytest.raises(UserError, match="up to 16 query heads per kv head"):
+        differences(FINE, Heads(2, 17, 32), **SMALL)
+    assert of_model(40, 8, 64) == Heads(group=5, dim=64)
+    assert of_model(None, 8, None) == Heads()
