@@ -34,6 +34,10 @@ USES = {
 the metadata of the installed package, and those from pyproject.toml."""
 
 
+KERNEL_BLOCKS = (16, 64)
+"""Tokens of the cache's blocks that kernels are compared in: vLLM's default, and blocks of many small units."""
+
+
 @dataclass(frozen=True)
 class Finding:
     """One line of the examination. Only the status "bad" means that sparroll cannot run here."""
@@ -66,7 +70,7 @@ def examine() -> list[Finding]:
 
 def examine_kernels(schedule: Schedule | None = None, on_progress: OnProgress | None = None) -> list[Finding]:
     """Whether the kernels of sparse decode steps agree with their references on this GPU: those of the usual selectors, or
-    of the schedule's, with its model's heads. The first time they are compiled, which takes up to a minute.
+    of the schedule's, with its model's heads. The first time they are compiled, which takes a minute or two.
 
     Raises UserError where torch sees no GPU, or where there are no kernels for this schedule.
     """
@@ -75,22 +79,22 @@ def examine_kernels(schedule: Schedule | None = None, on_progress: OnProgress | 
     from sparroll.attention import kernel_check
     from sparroll.plan.kernel_times import timed_as
 
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    if not interpreted and not torch.cuda.is_available():
+    if not torch.cuda.is_available():
         raise UserError("the kernels of decode steps run on a GPU, and torch sees none", "sparroll doctor says why")
-    where = {"device": "cpu", "dtype": torch.float32, "contexts": (0, 1, 37, 300)} if interpreted else {}
     model = None if schedule is None else schedule.fingerprint
     heads = kernel_check.of_model(*(model.query_heads, model.kv_heads, model.head_dim) if model else (None, None, None))
-    findings = []
     selectors = kernel_check.USUAL if schedule is None else (schedule.selector,)
-    for number, selector in enumerate(selectors):
+    asked = [(selector, block) for selector in selectors for block in KERNEL_BLOCKS]
+    findings = []
+    for number, (selector, block) in enumerate(asked):
+        what = f"{timed_as(selector)}, blocks of {block}"
         if on_progress is not None:
-            on_progress(number, len(selectors), timed_as(selector))
-        wrong = kernel_check.differences(selector, heads, **where)  # type: ignore[arg-type]
+            on_progress(number, len(asked), what)
+        wrong = kernel_check.differences(selector, heads, block_tokens=block)
         note = f"not as the reference: {'; '.join(wrong)}; do not sample with them, try another triton" if wrong else ""
-        findings.append(Finding("bad" if wrong else "ok", "kernels", timed_as(selector), note or "as the reference"))
+        findings.append(Finding("bad" if wrong else "ok", "kernels", what, note or "as the reference"))
     if on_progress is not None:
-        on_progress(len(selectors), len(selectors))
+        on_progress(len(asked), len(asked))
     return findings
 
 

@@ -23,16 +23,19 @@ SUMMED = replace(QuantizedMean(4, 16, 64, bits=4), remainder=Remainder(64, "fp8"
 SMALL: dict[str, Any] = {"contexts": (0, 1, 37, 130), "dtype": torch.float32, "device": DEVICE}
 
 
-@pytest.mark.parametrize("selector", [*USUAL, QuantizedMean(8, 16, 32, bits=2), SUMMED], ids=str)
-def test_kernels_that_are_right(selector: Selector) -> None:
-    assert differences(selector, Heads(2, 2, 32), **SMALL) == []
+@pytest.mark.parametrize(
+    ("selector", "block_tokens"),
+    [*((each, 16) for each in USUAL), (QuantizedMean(8, 16, 32, bits=2), 32), (FINE, 64), (SUMMED, 16)],
+)
+def test_kernels_that_are_right(selector: Selector, block_tokens: int) -> None:
+    assert differences(selector, Heads(2, 2, 32), block_tokens=block_tokens, **SMALL) == []
 
 
 def test_a_gpus_own_types_and_sizes() -> None:
     if DEVICE != "cuda":
         pytest.skip("needs a CUDA device")
     for selector in (*USUAL, QuantizedMean(8, 16, 32, bits=2)):
-        assert differences(selector) == []
+        assert differences(selector, block_tokens=32) == []
 
 
 @pytest.fixture

@@ -121,17 +121,17 @@ def test_doctor_says_which_kernels_differ_from_their_references(
 
     def differences(selector: Selector, heads: Heads, **where: object) -> list[str]:
         asked.append((selector, heads))
-        return ["3 of 100 of the scores"] if selector.unit_tokens == 2 else []
+        return ["3 of 100 of the scores"] if (selector.unit_tokens, where["block_tokens"]) == (2, 64) else []
 
     monkeypatch.setattr(kernel_check, "differences", differences)
     assert main(["doctor", "--kernels", "--json"]) == 1
     report = json.loads(capsys.readouterr().out)
-    assert [each["status"] for each in report["findings"]] == ["ok", "ok", "bad", "ok"]
-    assert report["findings"][2]["value"] == "quantized_mean 2, bits 2"
-    assert "3 of 100 of the scores" in report["findings"][2]["note"] and not report["ok"]
+    assert [each["status"] for each in report["findings"]] == ["ok"] * 5 + ["bad"] + ["ok"] * 2
+    assert report["findings"][5]["value"] == "quantized_mean 2, bits 2, blocks of 64"
+    assert "3 of 100 of the scores" in report["findings"][5]["note"] and not report["ok"]
     asked.clear()
     assert main(["doctor", "--kernels", "--schedule", "qwen3-1.7b-0.86"]) == 0
-    assert asked == [(Schedule.load("qwen3-1.7b-0.86").selector, Heads(group=2, dim=128))]
+    assert asked == 2 * [(Schedule.load("qwen3-1.7b-0.86").selector, Heads(group=2, dim=128))]
 
 
 def test_doctor_refuses_to_compare_kernels_without_a_gpu(

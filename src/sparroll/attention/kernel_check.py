@@ -18,9 +18,10 @@ from sparroll.attention.selectors import PageMean, QuantizedMean, Selector
 
 USUAL: tuple[Selector, ...] = (PageMean(), *(QuantizedMean(unit, 16, 32, unit) for unit in (4, 2, 1)))
 """Pages of 16 tokens, and small units whose index takes as many bytes."""
-CONTEXTS = (0, 1, 37, 1000, 5003, 20_005)
-"""Tokens of a check's requests: a padding row, incomplete units, and one that is long enough for every way to choose."""
-_BLOCK_TOKENS = 16
+CONTEXTS = (0, 1, 37, 1000, 5003, 20_005, 20_011)
+"""Tokens of a check's requests: a padding row, incomplete units, and two that are long enough for every way to choose."""
+_READ_SHARES = (0.04, 0.3)
+"""What requests read of their contexts beyond the least, by turns: few and many units are chosen in different ways."""
 
 
 @dataclass(frozen=True)
@@ -60,26 +61,34 @@ def differences(
     heads: Heads | None = None,
     *,
     contexts: Sequence[int] = CONTEXTS,
+    block_tokens: int = 16,
     dtype: torch.dtype = torch.bfloat16,
     device: torch.device | str = "cuda",
     seed: int = 0,
 ) -> list[str]:
     """A sentence about each kernel that finds something else than its reference; none where all agree.
 
-    Requests of these contexts (tokens) attend in a cache of random keys and values, in blocks as vLLM has them. Index,
-    scores of units below 8 bits, peaks and choice must agree to the last bit, and the others within rounding.
+    Requests of these contexts (tokens) attend in a cache of random keys and values, in blocks of at least so many tokens
+    (vLLM's are 16 where nobody asks for others). Index, scores of units below 8 bits, peaks and choice must agree to the
+    last bit, and the others within rounding.
 
     Raises UserError for a selector or heads without kernels, and where there is no triton or no GPU.
     """
-    step = _step(selector, heads or Heads(), contexts, dtype, torch.device(device), seed)
+    block_tokens = max(block_tokens, selector.row_tokens)
+    step = _step(selector, heads or Heads(), contexts, block_tokens, dtype, torch.device(device), seed)
     return [*_index(step), *_scores(step), *_choice(step), *_attention(step)]
 
 
 def _step(
-    selector: Selector, heads: Heads, contexts: Sequence[int], dtype: torch.dtype, device: torch.device, seed: int
+    selector: Selector,
+    heads: Heads,
+    contexts: Sequence[int],
+    block_tokens: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    seed: int,
 ) -> _Step:
-    generator = torch.Generator().manual_seed(seed)
-    unit, block_tokens = selector.unit_tokens, max(_BLOCK_TOKENS, selector.row_tokens)
+    generator, unit = torch.Generator().manual_seed(seed), selector.unit_tokens
     needed = [-(-context // block_tokens) for context in contexts]
     blocks = sum(needed) + 1
     # The last block is nobody's.
@@ -95,7 +104,7 @@ def _step(
         slots.append(its_slots)
     cache = cache.to(device)
     contexts_R = torch.tensor(contexts, dtype=torch.int32)
-    share_R = 0.05 + 0.25 * torch.rand(len(contexts), generator=generator)
+    share_R = torch.tensor(_READ_SHARES).repeat(len(contexts))[: len(contexts)]
     budgets_R = (selector.least_budget_tokens + contexts_R * share_R).int() // unit * unit
     units, most = -(-max(contexts) // unit), int(budgets_R.max()) // unit
     poison = torch.nan if selector.index_dtype.is_floating_point else 255
