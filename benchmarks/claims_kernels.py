@@ -114,6 +114,7 @@ def peaks() -> Figures:
         **{f"single_{budget}": up(took["rows"]["1x1 equal", budget, "choice"]) for budget in budgets},
         **{f"single_{budget}_bare": down(took["without_peaks"]["1x1 equal", budget, "choice"]) for budget in budgets},
         "large": up(more("2x2 equal", 4096)),
+        "single": up(max(more("1x1 equal", budget) for budget in budgets)),
     }
 
 
@@ -185,6 +186,7 @@ PAGES: Mapping[str, Claims] = {
         "Among the 30,000 pages of 1 x 1 it takes {single_512} and {single_1024} us, and {single_512_bare} and "
         "{single_1024_bare} us without peaks.": peaks,
         "a layer with 2 x 2 takes {mixed_512} and {mixed_1024} % more than without.": peaks,
+        "In that record a layer with 1 x 1 takes up to {single} % longer with them": peaks,
         "there peaks make a layer {large} % slower": peaks,
         "which take {scores_4x4} and {scores_2x2} us there, and 512 tokens that need not be read spare {spared} "
         "us.": engines_kernels,

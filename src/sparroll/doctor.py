@@ -3,6 +3,7 @@ nothing."""
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import shutil
@@ -12,7 +13,7 @@ import tempfile
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from packaging.requirements import Requirement
 
@@ -20,6 +21,10 @@ from sparroll import checkout, records
 from sparroll.errors import UserError
 from sparroll.progress import OnProgress
 from sparroll.schedule import Schedule
+
+if TYPE_CHECKING:
+    from sparroll.attention.kernel_check import Heads
+    from sparroll.attention.selectors import Selector
 
 USES = {
     "pyarrow": "Parquet files: tasks on real data, samples of an evaluation",
@@ -36,6 +41,15 @@ the metadata of the installed package, and those from pyproject.toml."""
 
 KERNEL_BLOCKS = (16, 64)
 """Tokens of the cache's blocks that kernels are compared in: vLLM's default, and blocks of many small units."""
+
+
+@dataclass(frozen=True)
+class KernelCase:
+    """Kernels that are compared with their references."""
+
+    selector: Selector
+    heads: Heads
+    block_tokens: int
 
 
 @dataclass(frozen=True)
@@ -68,33 +82,50 @@ def examine() -> list[Finding]:
     ]
 
 
-def examine_kernels(schedule: Schedule | None = None, on_progress: OnProgress | None = None) -> list[Finding]:
-    """Whether the kernels of sparse decode steps agree with their references on this GPU: those of the usual selectors, or
-    of the schedule's, with its model's heads. The first time they are compiled, which takes a minute or two.
+def kernel_cases(schedule: Schedule | None = None) -> list[KernelCase]:
+    """What `examine_kernels` compares: the usual selectors, or the schedule's, with its model's group and head size.
 
-    Raises UserError where torch sees no GPU, or where there are no kernels for this schedule.
+    Raises UserError where torch sees no GPU, and for heads that no model has.
     """
     import torch
 
     from sparroll.attention import kernel_check
-    from sparroll.plan.kernel_times import timed_as
 
     if not torch.cuda.is_available():
         raise UserError("the kernels of decode steps run on a GPU, and torch sees none", "sparroll doctor says why")
     model = None if schedule is None else schedule.fingerprint
     heads = kernel_check.of_model(*(model.query_heads, model.kv_heads, model.head_dim) if model else (None, None, None))
-    selectors = kernel_check.USUAL if schedule is None else (schedule.selector,)
-    asked = [(selector, block) for selector in selectors for block in KERNEL_BLOCKS]
+    return [
+        KernelCase(selector, heads, block)
+        for selector in (kernel_check.USUAL if schedule is None else (schedule.selector,))
+        for block in sorted({math.lcm(block, selector.row_tokens) for block in KERNEL_BLOCKS})
+    ]
+
+
+def examine_kernels(cases: list[KernelCase], on_progress: OnProgress | None = None) -> list[Finding]:
+    """Whether the kernels of sparse decode steps agree with their references on this GPU. The first time they are compiled,
+    which takes a minute or two. A kernel that does not run is a finding, too."""
+    from sparroll.attention import kernel_check
+    from sparroll.plan.kernel_times import timed_as
+
     findings = []
-    for number, (selector, block) in enumerate(asked):
-        what = f"{timed_as(selector)}, blocks of {block}"
+    for number, case in enumerate(cases):
+        what = f"{timed_as(case.selector)}, blocks of {case.block_tokens}"
         if on_progress is not None:
-            on_progress(number, len(asked), what)
-        wrong = kernel_check.differences(selector, heads, block_tokens=block)
-        note = f"not as the reference: {'; '.join(wrong)}; do not sample with them, try another triton" if wrong else ""
-        findings.append(Finding("bad" if wrong else "ok", "kernels", what, note or "as the reference"))
+            on_progress(number, len(cases), what)
+        try:
+            wrong = kernel_check.differences(case.selector, case.heads, block_tokens=case.block_tokens)
+        except UserError as error:
+            note = f"not compared: {error.message}"
+        except Exception as error:
+            # Whatever a compiler or a driver raises. After an error of the GPU, nothing else would run either.
+            note = f"it does not run: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        else:
+            told = f"not as the reference: {'; '.join(wrong)}; do not sample with it, try another triton"
+            note = told if wrong else "as the reference"
+        findings.append(Finding("ok" if note == "as the reference" else "bad", "kernels", what, note))
     if on_progress is not None:
-        on_progress(len(asked), len(asked))
+        on_progress(len(cases), len(cases))
     return findings
 
 

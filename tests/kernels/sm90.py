@@ -278,8 +278,9 @@ def split_reductions(ttgir: str) -> int:
     """Reductions over an axis that lies on threads of a warp with others between them. Until 3.7 triton takes the numbers
     of the threads between, so the result is wrong, and neither the interpreter nor the compiler says so."""
     layouts = dict(re.findall(r"^(#\w+) = (#ttg\.[^\n]+)$", ttgir, re.MULTILINE))
-    split = 0
-    for axis, layout in _REDUCED.findall(ttgir):
+    split, reduced = 0, _REDUCED.findall(ttgir)
+    assert len(reduced) == ttgir.count('"tt.reduce"'), "a reduction is printed otherwise"
+    for axis, layout in reduced:
         bits = [bit for bit, moved in enumerate(_lanes(layout, layouts)) if moved[int(axis)]]
         split += bool(bits) and bits[-1] - bits[0] + 1 > len(bits)
     return split

@@ -14,7 +14,9 @@ pytest.importorskip("triton", reason="triton runs on Linux only")
 from paged_caches import DEVICE
 from sparroll.attention.decode import paged, triton_attend, triton_score
 from sparroll.attention.decode.choice import triton_top_k
-from sparroll.attention.kernel_check import USUAL, Heads, differences, of_model
+from sparroll.attention.decode.choice.triton_top_k import ChoiceLayout
+from sparroll.attention.decode.workspace import has_peaks
+from sparroll.attention.kernel_check import USUAL, Heads, differences, of_model, usual_contexts
 from sparroll.attention.selectors import PageMean, QuantizedMean, Remainder, Selector
 from sparroll.errors import UserError
 
@@ -29,6 +31,18 @@ SMALL: dict[str, Any] = {"contexts": (0, 1, 37, 130), "dtype": torch.float32, "d
 )
 def test_kernels_that_are_right(selector: Selector, block_tokens: int) -> None:
     assert differences(selector, Heads(2, 2, 32), block_tokens=block_tokens, **SMALL) == []
+
+
+def test_heads_that_leave_bits_of_a_row_over() -> None:
+    assert differences(QuantizedMean(2, 16, 32, bits=2), Heads(2, 2, 40), **SMALL) == []
+
+
+@pytest.mark.parametrize("selector", USUAL, ids=str)
+def test_long_requests_are_chosen_from_as_in_engines(selector: Selector) -> None:
+    """Under peaks where there are any, in padded rows whose length is no multiple of 4."""
+    units = -(-max(usual_contexts(selector)) // selector.unit_tokens)
+    assert units % 4
+    assert not has_peaks(selector) or ChoiceLayout.default(units).peak_lanes(units)
 
 
 def test_a_gpus_own_types_and_sizes() -> None:
@@ -52,7 +66,12 @@ def looked_up_anew() -> Iterator[None]:
     [
         (triton_score, "score_codes", 5, ["1 of 264 of the scores"]),
         (triton_score, "score_codes", 7, ["1 of 40 of their peaks"]),
-        (triton_top_k, "choose_units", 4, ["of the chosen units", "of the chosen units under peaks"]),
+        (
+            triton_top_k,
+            "choose_units",
+            4,
+            ["of the chosen units", "in rows without padding", "of the chosen units under peaks"],
+        ),
         (triton_attend, "paged_decode", 9, ["1 of 512 of the attention's outputs"]),
     ],
 )
@@ -63,8 +82,8 @@ def test_a_kernel_that_is_wrong_is_told(
 
     def wrong(*given: Any, **named: Any) -> None:
         right(*given, **named)
-        written = [*given][place].view(-1)
-        written[-1 if written.is_floating_point() else 0] = 3
+        written = given[place]
+        written[(-1 if written.is_floating_point() else 0,) * written.ndim] = 3
 
     monkeypatch.setattr(module, kernel, wrong)
     found = differences(FINE, Heads(2, 2, 32), **SMALL)
@@ -76,5 +95,8 @@ def test_what_has_no_kernel_is_refused_and_unknown_heads_are_the_usual_ones() ->
         differences(PageMean(3, 3, 3), Heads(2, 2, 32), **SMALL)
     with pytest.raises(UserError, match="up to 16 query heads per kv head"):
         differences(FINE, Heads(2, 17, 32), **SMALL)
+    for heads in ((2, 8, 32), (14, 4, 32), (-8, 2, 32), (8, 2, 0)):
+        with pytest.raises(UserError, match="cannot share|at least one channel"):
+            of_model(*heads)
     assert of_model(40, 8, 64) == Heads(group=5, dim=64)
     assert of_model(None, 8, None) == Heads()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -36,8 +37,10 @@ def compiled(which: str, cache: Path) -> list[str]:
             pytest.skip(f"this triton has no {tool}: {error}")
     script = Path(__file__).with_name("sm90.py")
     # `make install` brings the oldest triton, that of GPU hosts with torch 2.11. It has faults that later ones do not have.
-    paths = [str(path) for path in (Path(sys.prefix) / "triton-3.6", ROOT / "src") if path.is_dir()]
-    fresh = {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": os.pathsep.join(paths)}
+    oldest = Path(sys.prefix) / "triton-3.6"
+    if not oldest.is_dir():
+        pytest.skip("the oldest triton is missing; make install brings it")
+    fresh = {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": os.pathsep.join([str(oldest), str(ROOT / "src")])}
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | fresh
     command = [sys.executable, str(script), which]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -61,4 +64,19 @@ def test_the_choice_of_units_compiles_in_every_layout_that_the_host_can_choose(t
         ["triton_top_k._choose", f" choice, {layout}"]
         for layout in ("few lanes", "lanes", "twice the lanes", "many units", "peaks", "twice the peaks")
     ]
-    assert not [line for line in lines if " WIDE:0 " in line], f"scores are loaded one by one: {lines}"
+    # Of each layout, as many as there are where no load of scores is cut into single ones.
+    wide = [int(line.partition(" WIDE:")[2].partition(" ")[0]) for line in lines]
+    assert wide == [2, 2, 6, 64, 40, 40], f"scores are loaded one by one: {lines}"
+
+
+def test_a_reduction_over_threads_with_others_between_them_is_found() -> None:
+    split_reductions = runpy.run_path(str(Path(__file__).with_name("sm90.py")))["split_reductions"]
+    reduced = (
+        "#linear = #ttg.linear<{register = [[0, 2]], lane = [[0, 4], [1, 0], [2, 0], [4, 0], %s], warp = [], block = []}>\n"
+        '%%b = "tt.reduce"(%%a) <{axis = 1 : i32}> ({\n^bb0:\n}) : (tensor<8x8xi32, #linear>) -> tensor<8xi32, '
+        "#ttg.slice<{dim = 1, parent = #linear}>>\n"
+    )
+    assert split_reductions(reduced % "[0, 1]") == 1
+    assert split_reductions(reduced % "[8, 0]") == 0
+    of_slice = reduced.replace("xi32, #linear>)", "xi32, #ttg.slice<{dim = 2, parent = #linear}>>)")
+    assert split_reductions(of_slice.replace("[0, 2]", "[0, 2, 0]") % "[0, 1, 0]") == 1

@@ -18,9 +18,10 @@ from cli_runs import error_of
 from sparroll import doctor
 from sparroll.attention import kernel_check
 from sparroll.attention.kernel_check import Heads
-from sparroll.attention.selectors import Selector
+from sparroll.attention.selectors import PageMean, Selector
 from sparroll.cli import main
 from sparroll.cli.schedule import plot
+from sparroll.errors import UserError
 from sparroll.presets import presets
 from sparroll.schedule import Schedule, Step
 
@@ -129,9 +130,28 @@ def test_doctor_says_which_kernels_differ_from_their_references(
     assert [each["status"] for each in report["findings"]] == ["ok"] * 5 + ["bad"] + ["ok"] * 2
     assert report["findings"][5]["value"] == "quantized_mean 2, bits 2, blocks of 64"
     assert "3 of 100 of the scores" in report["findings"][5]["note"] and not report["ok"]
+    assert "do not sample with it" in report["findings"][5]["note"]
     asked.clear()
     assert main(["doctor", "--kernels", "--schedule", "qwen3-1.7b-0.86"]) == 0
     assert asked == 2 * [(Schedule.load("qwen3-1.7b-0.86").selector, Heads(group=2, dim=128))]
+
+
+def test_doctor_says_which_kernels_do_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def differences(selector: Selector, heads: Heads, **where: object) -> list[str]:
+        raise UserError("no kernels") if where["block_tokens"] == 16 else RuntimeError("out of registers\nof a thread")
+
+    monkeypatch.setattr(kernel_check, "differences", differences)
+    found = doctor.examine_kernels([doctor.KernelCase(PageMean(), Heads(), block) for block in (16, 64)])
+    assert [each.status for each in found] == ["bad", "bad"]
+    assert found[0].note == "not compared: no kernels"
+    assert found[1].note == "it does not run: RuntimeError: out of registers"
+
+
+def test_doctor_compares_each_kernel_in_blocks_that_hold_its_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    cases = doctor.kernel_cases(Schedule.fixed(1024, PageMean(128, 128, 256)))
+    assert [case.block_tokens for case in cases] == [128]
+    assert [case.block_tokens for case in doctor.kernel_cases()] == [16, 64] * 4
 
 
 def test_doctor_refuses_to_compare_kernels_without_a_gpu(

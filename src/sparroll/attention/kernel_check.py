@@ -15,13 +15,18 @@ from torch import Tensor
 from sparroll.attention.decode import paged
 from sparroll.attention.decode.workspace import PEAK_UNITS, StepWorkspace, has_peaks
 from sparroll.attention.selectors import PageMean, QuantizedMean, Selector
+from sparroll.errors import UserError
 
 USUAL: tuple[Selector, ...] = (PageMean(), *(QuantizedMean(unit, 16, 32, unit) for unit in (4, 2, 1)))
 """Pages of 16 tokens, and small units whose index takes as many bytes."""
-CONTEXTS = (0, 1, 37, 1000, 5003, 20_005, 20_011)
-"""Tokens of a check's requests: a padding row, incomplete units, and two that are long enough for every way to choose."""
 _READ_SHARES = (0.04, 0.3)
 """What requests read of their contexts beyond the least, by turns: few and many units are chosen in different ways."""
+
+
+def usual_contexts(selector: Selector) -> tuple[int, ...]:
+    """Tokens of a check's requests: a padding row, incomplete units, and two with so many units that they are chosen under
+    peaks where there are any. Their number is odd, so rows of scores need padding to be read 16 bytes at a time."""
+    return 0, 1, 37, 1000, 5003, 10_001 * selector.unit_tokens - 1, 10_003 * selector.unit_tokens
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,7 @@ def differences(
     selector: Selector,
     heads: Heads | None = None,
     *,
-    contexts: Sequence[int] = CONTEXTS,
+    contexts: Sequence[int] | None = None,
     block_tokens: int = 16,
     dtype: torch.dtype = torch.bfloat16,
     device: torch.device | str = "cuda",
@@ -68,14 +73,15 @@ def differences(
 ) -> list[str]:
     """A sentence about each kernel that finds something else than its reference; none where all agree.
 
-    Requests of these contexts (tokens) attend in a cache of random keys and values, in blocks of at least so many tokens
-    (vLLM's are 16 where nobody asks for others). Index, scores of units below 8 bits, peaks and choice must agree to the
-    last bit, and the others within rounding.
+    Requests of these contexts (tokens; default: `usual_contexts`) attend in a cache of random keys and values, in blocks of
+    at least so many tokens (vLLM's are 16 where nobody asks for others). Index, scores of units below 8 bits, peaks and
+    choice must agree to the last bit, and the others within rounding.
 
     Raises UserError for a selector or heads without kernels, and where there is no triton or no GPU.
     """
     block_tokens = max(block_tokens, selector.row_tokens)
-    step = _step(selector, heads or Heads(), contexts, block_tokens, dtype, torch.device(device), seed)
+    asked = usual_contexts(selector) if contexts is None else contexts
+    step = _step(selector, heads or Heads(), asked, block_tokens, dtype, torch.device(device), seed)
     return [*_index(step), *_scores(step), *_choice(step), *_attention(step)]
 
 
@@ -125,7 +131,8 @@ def _step(
     return _Step(
         selector, query, cache[..., : heads.dim], cache[..., heads.dim :], index.to(device).transpose(1, 2), groups,
         table_RM.to(device), torch.cat(slots).to(device), contexts_R.to(device), budgets_R.to(device),
-        torch.full((*lists[:2], units), torch.nan, device=device), peaks,
+        # As in engines, rows of whole 16 bytes.
+        torch.full((*lists[:2], -(-units // 4) * 4), torch.nan, device=device)[..., :units], peaks,
         nothing, nothing.clone(), torch.full_like(query, torch.nan),
         StepWorkspace.allocate(len(contexts), heads.group, heads.dim, dtype, selector, device, kv_heads=heads.kv),
     )  # fmt: skip
@@ -136,9 +143,13 @@ def _index(step: _Step) -> list[str]:
     expected = step.index_PSHW.clone()
     paged.update_index(step.keys_PBHD, expected, step.slots_T, step.selector)
     paged.update_index(step.keys_PBHD, step.index_PSHW, step.slots_T, step.selector, "triton")
-    wrong = _unlike(step.index_PSHW, expected, close=0.0 if step.selector.index_dtype == torch.uint8 else 2**-7)
-    told = [f"{wrong} of the index"] if wrong else []
     remainder, dim = step.selector.remainder, step.query_RHGD.shape[-1]
+    packed = step.selector if isinstance(step.selector, QuantizedMean) else None
+    told = []
+    # Where channels leave bits of a row over, these may be any, and only the scores tell.
+    if packed is None or dim * packed.bits == 8 * packed.scale_at(dim):
+        wrong = _unlike(step.index_PSHW, expected, close=2**-7 if packed is None else 0.0)
+        told = [f"{wrong} of the index"] if wrong else []
     if step.groups_PSHV is not None and remainder is not None:
         rows = step.groups_PSHV.clone()
         for into, impl in ((rows, "reference"), (step.groups_PSHV, "triton")):
@@ -166,22 +177,25 @@ def _scores(step: _Step) -> list[str]:
 
 
 def _choice(step: _Step) -> list[str]:
-    """Among the same scores, with and without peaks. Leaves lists as the reference writes them."""
+    """Among the same scores, with and without peaks, also where rows have no padding. Leaves lists as the reference writes
+    them."""
 
-    def chosen(impl: str, peaks_RHK: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def chosen(scores_RHU: Tensor, impl: str, peaks_RHK: Tensor | None = None) -> tuple[Tensor, Tensor]:
         ids, pages = torch.full_like(step.unit_ids_RHN, -2), torch.full_like(step.pages_RHN, -2)
         paged.choose_units(
-            step.scores_RHU, step.contexts_R, step.budgets_R, step.selector, ids, impl, pages_RHN=pages,
+            scores_RHU, step.contexts_R, step.budgets_R, step.selector, ids, impl, pages_RHN=pages,
             block_table_RM=step.block_table_RM, units_per_block=step.index_PSHW.shape[1], peaks_RHK=peaks_RHK,
         )  # fmt: skip
         return ids, pages
 
-    expected = chosen("reference")
+    expected = chosen(step.scores_RHU, "reference")
+    forms: list[tuple[str, Tensor, Tensor | None]]
+    forms = [("", step.scores_RHU, None), (" in rows without padding", step.scores_RHU.contiguous(), None)]
+    if step.peaks_RHK is not None:
+        forms.append((" under peaks", step.scores_RHU, step.peaks_RHK))
     told = []
-    for about, peaks in (("", None), (" under peaks", step.peaks_RHK)):
-        if about and peaks is None:
-            continue
-        found = chosen("triton", peaks)
+    for about, scores_RHU, peaks in forms:
+        found = chosen(scores_RHU, "triton", peaks)
         for what, its, right in zip(("chosen units", "places of chosen units"), found, expected, strict=True):
             told += [f"{wrong} of the {what}{about}"] if (wrong := _unlike(its, right)) else []
     step.unit_ids_RHN, step.pages_RHN = expected
@@ -207,7 +221,16 @@ def _unlike(found: Tensor, expected: Tensor, close: float = 0.0) -> str:
 
 
 def of_model(query_heads: int | None, kv_heads: int | None, head_dim: int | None) -> Heads:
-    """A model's heads, as far as they are known; few of them tell as much as all."""
+    """Query heads for each kv head, and the head size, as far as they are known. Two kv heads tell as much as all.
+
+    Raises UserError for numbers that no model has.
+    """
     usual = Heads()
-    group = query_heads // kv_heads if query_heads and kv_heads else usual.group
+    group = usual.group
+    if query_heads is not None and kv_heads is not None:
+        if kv_heads < 1 or query_heads < 1 or query_heads % kv_heads:
+            raise UserError(f"{query_heads} query heads cannot share {kv_heads} kv heads", "correct the fingerprint")
+        group = query_heads // kv_heads
+    if head_dim is not None and head_dim < 1:
+        raise UserError(f"a head has at least one channel, got {head_dim}", "correct the fingerprint")
     return replace(usual, group=group, dim=head_dim or usual.dim)

@@ -17,7 +17,11 @@ def doctor(
     ] = False,
     schedule: Annotated[
         str | None,
-        option(RUN, "--schedule", help="With --kernels: the kernels of this preset or file, with its model's heads."),
+        option(
+            RUN,
+            "--schedule",
+            help="With --kernels: those of this preset or file, with its model's group and head size.",
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -30,11 +34,11 @@ def doctor(
 
     if schedule is not None and not kernels:
         raise UserError("--schedule says whose kernels are compared", "add --kernels")
+    cases = checks.kernel_cases(None if schedule is None else Schedule.load(schedule)) if kernels else []
     findings = checks.examine()
-    if kernels:
+    if cases:
         with Progress(json) as bars:
-            loaded = None if schedule is None else Schedule.load(schedule)
-            findings += checks.examine_kernels(loaded, bars.bar("kernels"))
+            findings += checks.examine_kernels(cases, bars.bar("kernels"))
     if json:
         print_json({"ok": checks.healthy(findings), "findings": findings})
     else:
