@@ -27,7 +27,7 @@ SMALL: dict[str, Any] = {"contexts": (0, 1, 37, 130), "dtype": torch.float32, "d
 
 @pytest.mark.parametrize(
     ("selector", "block_tokens"),
-    [*((each, 16) for each in USUAL), (QuantizedMean(8, 16, 32, bits=2), 32), (FINE, 64), (SUMMED, 16)],
+    [*((each, 16) for each in USUAL), (QuantizedMean(8, 16, 32, bits=2), 32), (FINE, 64), (SUMMED, 64)],
 )
 def test_kernels_that_are_right(selector: Selector, block_tokens: int) -> None:
     assert differences(selector, Heads(2, 2, 32), block_tokens=block_tokens, **SMALL) == []
@@ -93,6 +93,8 @@ def test_a_kernel_that_is_wrong_is_told(
 def test_what_has_no_kernel_is_refused_and_unknown_heads_are_the_usual_ones() -> None:
     with pytest.raises(UserError, match="whole units of 3 tokens"):
         differences(PageMean(3, 3, 3), Heads(2, 2, 32), **SMALL)
+    with pytest.raises(UserError, match="whole groups of 64 tokens"):
+        differences(SUMMED, Heads(2, 2, 32), block_tokens=16, **SMALL)
     with pytest.raises(UserError, match="up to 16 query heads per kv head"):
         differences(FINE, Heads(2, 17, 32), **SMALL)
     for heads in ((2, 8, 32), (14, 4, 32), (-8, 2, 32), (8, 2, 0)):

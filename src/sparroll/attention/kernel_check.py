@@ -7,7 +7,7 @@ it nor the interpreter of the tests says so, and then rollouts would be, too: a 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -74,12 +74,12 @@ def differences(
     """A sentence about each kernel that finds something else than its reference; none where all agree.
 
     Requests of these contexts (tokens; default: `usual_contexts`) attend in a cache of random keys and values, in blocks of
-    at least so many tokens (vLLM's are 16 where nobody asks for others). Index, scores of units below 8 bits, peaks and
+    so many tokens (vLLM's are 16 where nobody asks for others). Index, scores of units below 8 bits, peaks and
     choice must agree to the last bit, and the others within rounding.
 
-    Raises UserError for a selector or heads without kernels, and where there is no triton or no GPU.
+    Raises UserError for a selector or heads without kernels, for blocks that do not hold whole units and groups, and where
+    there is no triton or no GPU.
     """
-    block_tokens = max(block_tokens, selector.row_tokens)
     asked = usual_contexts(selector) if contexts is None else contexts
     step = _step(selector, heads or Heads(), asked, block_tokens, dtype, torch.device(device), seed)
     return [*_index(step), *_scores(step), *_choice(step), *_attention(step)]
@@ -233,4 +233,4 @@ def of_model(query_heads: int | None, kv_heads: int | None, head_dim: int | None
         group = query_heads // kv_heads
     if head_dim is not None and head_dim < 1:
         raise UserError(f"a head has at least one channel, got {head_dim}", "correct the fingerprint")
-    return replace(usual, group=group, dim=head_dim or usual.dim)
+    return Heads(group=group, dim=head_dim or usual.dim)
