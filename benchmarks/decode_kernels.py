@@ -158,7 +158,7 @@ class Choice:
         paged.choose_units(
             self.case.scores_RHU, self.case.context_tokens_R, self.budgets_R, self.case.selector, self.unit_ids_RHN, impl,
             pages_RHN=self.pages_RHN, block_table_RM=self.case.block_table_RM,
-            units_per_block=self.case.index_PSHW.shape[1], peaks_RHK=self.case.peaks_RHK,
+            units_per_block=self.case.index_PSHW.shape[1], peaks_RHK=self.case.peaks_RHK, planned=True,
         )  # fmt: skip
 
     def attend(self, impl: str = "triton") -> None:

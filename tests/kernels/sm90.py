@@ -93,7 +93,7 @@ def kernels(dtype: torch.dtype, dim: int, group: int, tile: MaskedTile | None = 
     yield "score", choice._score, {**sizes, **score}, {"num_warps": 4, "num_stages": 2}
 
 
-FINE_UNITS = ((4, 4, 16), (2, 2, 16), (1, 1, 16), (8, 2, 32))
+FINE_UNITS = ((4, 4, 16), (2, 2, 16), (1, 1, 16), (8, 2, 32), (16, 4, 16))
 """Tokens and bits of units, and tokens of a block. Four units of 2 bits in one are a layout of their own."""
 
 
@@ -204,7 +204,7 @@ def choice_kernels(full: bool) -> Iterator[Kernel]:
         peak_lanes = layout.peak_lanes(units) if name in PEAKED_CHOICES else 0
         constants = {
             **layout.constants(units), "UNIT": 4, "UNITS_PER_BLOCK": 4, "LOADED": 4, "WITH_PAGES": True,
-            "FILL_REST": False, "COMPILED": True, "PEAK_LANES": peak_lanes, "launch_pdl": True,
+            "FILL_REST": False, "COMPILED": True, "PEAK_LANES": peak_lanes, "PLANNED": True, "launch_pdl": True,
         }  # fmt: skip
         others: tuple[dict[str, Any], ...] = ({}, {"LOADED": 1}, {"FILL_REST": True, "WITH_PAGES": False})
         for other in others if full else others[:1]:
@@ -232,7 +232,7 @@ def untyped(full: bool) -> Iterator[Kernel]:
     for listed, warps in ((0, 4), (32, 8), (64, 8)) if full else ((32, 8),):
         constants = {**scores, "CHUNKS": 4096, "BLOCKS": 64, "LISTED": listed}
         yield f"rows with {listed} lanes", triton_scores._scores_of_rows, constants, {"num_warps": warps}
-    plan = {"UNIT": 16, "READ_TILE": 64, "SCORED_TILE": 32, "LANES_R": 256, "PROGRAMS": 264, "LANES_X": 512}
+    plan = {"UNIT": 16, "READ_TILE": 64, "SCORED_TILE": 32, "LANES_R": 256}
     for with_budgets in (True, False) if full else (True,):
         yield (
             f"plan, budgets {with_budgets}",

@@ -120,7 +120,7 @@ def plan_step(
     impl: str = "triton",
 ) -> None:
     """Plan how `score_units` and `paged_decode` share their work among programs. The plan is written into the
-    workspace, once for all layers.
+    workspace, once for all layers. Neither it nor contexts, budgets or the block table may change until they have run.
 
     most_units: N, the columns of the lists of chosen units. The reference has nothing to plan.
     """
@@ -212,6 +212,7 @@ def choose_units(
     units_per_block: int | None = None,
     fill_rest: bool = True,
     peaks_RHK: Tensor | None = None,
+    planned: bool = False,
 ) -> None:
     """Write the best units of each (request, head) into unit_ids_RHN (int32), in ascending order, with -1 after them.
 
@@ -220,7 +221,7 @@ def choose_units(
     `pages_RHN` (int32), the place of each unit is written, too: block_table_RM[r, u // units_per_block] *
     units_per_block + u % units_per_block, with -1 after them. `fill_rest=False` leaves the entries after them as they
     are, for readers that know the budgets. `peaks_RHK`: what `score_units` wrote with these scores. With it the kernel
-    reads fewer of them, and chooses the same.
+    reads fewer of them, and chooses the same. `planned`: `plan_step` was called with the same contexts and budgets.
     """
     requests, heads, _ = scores_RHU.shape
     _shapes(
@@ -244,7 +245,7 @@ def choose_units(
         _contiguous_rows(pages_RHN=pages_RHN, block_table_RM=block_table_RM)
     _operation(impl, "choose_units", scores_RHU)(
         scores_RHU, context_tokens_R, kv_budget_tokens_R, selector, unit_ids_RHN, pages_RHN, block_table_RM,
-        units_per_block or 1, fill_rest, peaks_RHK,
+        units_per_block or 1, fill_rest, peaks_RHK, planned,
     )  # fmt: skip
 
 

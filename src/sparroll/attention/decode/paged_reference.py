@@ -89,6 +89,7 @@ def choose_units(
     units_per_block: int,
     fill_rest: bool = True,
     peaks_RHK: Tensor | None = None,
+    planned: bool = False,
 ) -> None:
     """See paged.choose_units."""
     unit, units, most = selector.unit_tokens, scores_RHU.shape[2], unit_ids_RHN.shape[2]

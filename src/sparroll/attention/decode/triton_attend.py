@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparroll.attention.decode.triton_launch import after_previous, overlapping
+from sparroll.attention.decode.triton_launch import let_next_begin, overlapping, wait_for_previous
 from sparroll.attention.decode.triton_remainder import sum_unread
 from sparroll.attention.decode.triton_work_split import (
     by_request,
@@ -165,7 +165,7 @@ def _gather(
 ):
     """UNIT_SHIFT: logarithm of a unit's tokens.  ALIKE: keys and values have the same strides.  unread_parts: those in
     which triton_remainder.py left what a pair does not read.  WITH_UNREAD: whether there is a remainder."""
-    after_previous(launch_pdl)
+    let_next_begin(launch_pdl)
     ends_R = by_request(read_before + 1, requests, LANES_R)
     contexts_R = by_request(context_tokens, requests, LANES_R)
     budgets_R = by_request(kv_budget_tokens, requests, LANES_R)
@@ -188,6 +188,7 @@ def _gather(
         table_row = block_table + request * table_per_request
         query_rows = query + request * query_per_request + head * query_per_head
         last_id = ids_row + tl.maximum(chosen_units - 1, 0)
+        wait_for_previous(launch_pdl)
         if COMPILED:
             # ptxas loads the query when the first pages are there, and the first keys wait for it: it is in L2 by then.
             piece = tl.arange(0, 8)[None, :] * (LANES_D // 8)
@@ -293,6 +294,7 @@ def _gather(
                 )
                 tl.store(arrivals + first, 0)
         at += last_tile - first_tile
+    wait_for_previous(launch_pdl)
     # A request that reads nothing, as padding rows do, is in nobody's stretch.
     for row in range(tl.program_id(0), requests, tl.num_programs(0)):
         if tl.load(read_before + row) == tl.load(read_before + row + 1):

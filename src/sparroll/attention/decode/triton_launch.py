@@ -1,8 +1,11 @@
 """Launches kernels that follow each other closely. On Hopper and later, a kernel can be set up while the one before it
 still runs (programmatic dependent launch). This saves a decode step a microsecond or two for each of its small kernels.
 
-A kernel that is launched with `**overlapping(...)` must call `after_previous` before it touches memory. Then every
-kernel after it, overlapping or not, also runs after everything before it.
+A kernel that is launched with `**overlapping(...)` calls `let_next_begin`, and each of its programs `wait_for_previous`
+at least once, before it writes, and before it reads what kernels of its layer write. Then every kernel after it,
+overlapping or not, also runs after everything before it. Before that it may read what a step's plan is made of, and the
+plan (contexts, budgets, block tables): `plan_step` ends with a kernel that does not overlap, so that these are complete
+before any kernel of a layer begins.
 
 Numbers that change from step to step are kept out of Triton's specialization (`do_not_specialize`): a batch whose size
 happens to be a multiple of 16 would otherwise wait for a compiler in the middle of serving.
@@ -31,8 +34,23 @@ def _capability(device: torch.device) -> tuple[int, int]:
 
 @triton.jit
 @no_type_check
-def after_previous(launch_pdl: tl.constexpr):
-    """Let the next kernel be set up, and wait until the previous one has written everything."""
+def let_next_begin(launch_pdl: tl.constexpr):
+    """Let the next kernel be set up."""
     if launch_pdl:
         tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+@no_type_check
+def wait_for_previous(launch_pdl: tl.constexpr):
+    """Wait until the previous kernel has written everything. To wait again costs nothing."""
+    if launch_pdl:
         tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+@no_type_check
+def after_previous(launch_pdl: tl.constexpr):
+    """Both at once, of a kernel that can do nothing before."""
+    let_next_begin(launch_pdl)
+    wait_for_previous(launch_pdl)

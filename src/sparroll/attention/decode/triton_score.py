@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sparroll.attention.decode.triton_index import loaded_bytes, words_of
-from sparroll.attention.decode.triton_launch import after_previous, overlapping
+from sparroll.attention.decode.triton_launch import let_next_begin, overlapping, wait_for_previous
 from sparroll.attention.decode.triton_score_codes import score_units as score_codes
 from sparroll.attention.decode.triton_work_split import (
     blocks_of,
@@ -134,7 +134,7 @@ def _mean_query(
     ALIGN: tl.constexpr,
     launch_pdl: tl.constexpr = False,
 ):
-    after_previous(launch_pdl)
+    let_next_begin(launch_pdl)
     ends_R = by_request(scored_before + 1, requests, LANES_R)
     contexts_R = by_request(context_tokens, requests, LANES_R)
     at, end, _ = stretch(ends_R, HEADS)
@@ -146,6 +146,12 @@ def _mean_query(
         head = (at - request_begins) // tiles
         head_begins = request_begins + head * tiles
         last = tl.minimum(end, head_begins + tiles)
+        head_index = index + head * index_per_head * ALIGN
+        table_row = block_table + request * table_per_request
+        target = scores + request * scores_per_request + head * scores_per_head
+        unit = (at - head_begins) * TILE + tl.arange(0, TILE)
+        block = blocks_of(table_row, unit, units, UNITS_PER_BLOCK, FIRST, RECENT)
+        wait_for_previous(launch_pdl)
         first_query = query + request * query_per_request + head * query_per_head
         if FP8:
             # Unpacking wants each channel's query in a register of its own.
@@ -155,11 +161,6 @@ def _mean_query(
                 means += (its_mean * 2.0**60,)
         else:
             mean = _group_mean(first_query, query_per_member, lane, lane < W, G, LANES_G)
-        head_index = index + head * index_per_head * ALIGN
-        table_row = block_table + request * table_per_request
-        target = scores + request * scores_per_request + head * scores_per_head
-        unit = (at - head_begins) * TILE + tl.arange(0, TILE)
-        block = blocks_of(table_row, unit, units, UNITS_PER_BLOCK, FIRST, RECENT)
         for _ in range(at, last):
             candidate = competes(unit, units, FIRST, RECENT)
             row = head_index + block * index_per_block * ALIGN + (unit % UNITS_PER_BLOCK) * index_per_unit * ALIGN
@@ -178,6 +179,7 @@ def _mean_query(
             tl.store(target + unit, score, mask=unit < units_held)
             unit += TILE
         at = last
+    wait_for_previous(launch_pdl)
 
 
 @triton.jit

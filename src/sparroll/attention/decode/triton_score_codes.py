@@ -20,7 +20,7 @@ from torch import Tensor
 from sparroll.attention import row_bytes
 from sparroll.attention.decode.choice.triton_threshold import ordered_bits
 from sparroll.attention.decode.triton_index import loaded_bytes, words_of
-from sparroll.attention.decode.triton_launch import after_previous, overlapping
+from sparroll.attention.decode.triton_launch import let_next_begin, overlapping, wait_for_previous
 from sparroll.attention.decode.triton_work_split import (
     by_request,
     competes,
@@ -182,7 +182,7 @@ def _score_codes(
     DP4A: tl.constexpr,
     launch_pdl: tl.constexpr = False,
 ):
-    after_previous(launch_pdl)
+    let_next_begin(launch_pdl)
     ends_R = by_request(scored_before + 1, requests, LANES_R)
     contexts_R = by_request(context_tokens, requests, LANES_R)
     at, end, _ = stretch(ends_R, HEADS)
@@ -200,6 +200,7 @@ def _score_codes(
         peaks_row = peaks + request * peaks_per_request + head * peaks_per_head
         group = (at - head_begins) * (TILE // GROUP) + tl.arange(0, TILE // GROUP)
         block = _block_of(table_row, group, units, GROUP, UNITS_PER_BLOCK)
+        wait_for_previous(launch_pdl)
         packed, of_all, query_scale = _rounded_query(
             query + request * query_per_request + head * query_per_head, query_per_member, G, D, LANES_W, PARTS
         )
@@ -228,6 +229,7 @@ def _score_codes(
             group += TILE // GROUP
             block = following
         at = last
+    wait_for_previous(launch_pdl)
 
 
 @triton.jit

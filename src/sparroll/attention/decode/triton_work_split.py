@@ -62,7 +62,6 @@ def _launch(
             context_tokens_R if kv_budget_tokens_LR is None else kv_budget_tokens_LR,
             read_before_LR,
             scored_before_LR,
-            workspace.arrivals_X,
             0 if kv_budget_tokens_LR is None else kv_budget_tokens_LR.stride(0),
             read_before_LR.stride(0),
             requests,
@@ -72,10 +71,10 @@ def _launch(
             SCORED_TILE=workspace.scored_tile_units,
             WITH_BUDGETS=kv_budget_tokens_LR is not None,
             LANES_R=request_lanes(requests),
-            PROGRAMS=workspace.programs,
-            LANES_X=triton.next_power_of_2(workspace.programs),
             num_warps=4,
         )
+        # Not in the kernel above: after a kernel that does not overlap, the next one may read the plan at once.
+        workspace.arrivals_X.zero_()
 
 
 @triton.jit(do_not_specialize=["budget_stride", "plan_stride", "requests"])
@@ -85,7 +84,6 @@ def _plan(
     kv_budget_tokens,
     read_before,
     scored_before,
-    arrivals,
     budget_stride,
     plan_stride,
     requests,
@@ -95,12 +93,7 @@ def _plan(
     SCORED_TILE: tl.constexpr,
     WITH_BUDGETS: tl.constexpr,
     LANES_R: tl.constexpr,
-    PROGRAMS: tl.constexpr,
-    LANES_X: tl.constexpr,
 ):
-    if tl.program_id(0) == 0:
-        program = tl.arange(0, LANES_X)
-        tl.store(arrivals + program, tl.zeros([LANES_X], tl.int32), mask=program < PROGRAMS)
     kv_budget_tokens += tl.program_id(0) * budget_stride
     read_before += tl.program_id(0) * plan_stride
     scored_before += tl.program_id(0) * plan_stride

@@ -37,7 +37,7 @@ from sparroll.attention.decode.choice.triton_threshold import (
     ordered_bits,
     searched,
 )
-from sparroll.attention.decode.triton_launch import after_previous, overlapping
+from sparroll.attention.decode.triton_launch import let_next_begin, overlapping, wait_for_previous
 from sparroll.attention.decode.workspace import PEAK_UNITS
 from sparroll.attention.selectors.base import Selector
 
@@ -95,6 +95,7 @@ def choose_units(
     units_per_block: int,
     fill_rest: bool = True,
     peaks_RHK: Tensor | None = None,
+    planned: bool = False,
     layout: ChoiceLayout | None = None,
 ) -> None:
     """See paged.choose_units. `layout` is for measurements and tests."""
@@ -134,6 +135,7 @@ def choose_units(
         FILL_REST=fill_rest,
         COMPILED=scores_RHU.is_cuda,
         PEAK_LANES=peak_lanes,
+        PLANNED=planned,
         **constants,
         **layout.options(units, peak_lanes > 0),
         **overlapping(scores_RHU),
@@ -173,15 +175,20 @@ def _choose(
     FILL_REST: tl.constexpr,
     COMPILED: tl.constexpr,
     PEAK_LANES: tl.constexpr,
+    PLANNED: tl.constexpr,
     launch_pdl: tl.constexpr = False,
 ):
-    after_previous(launch_pdl)
+    let_next_begin(launch_pdl)
+    if not PLANNED:
+        wait_for_previous(launch_pdl)
     head = tl.program_id(0)
     request = tl.program_id(1).to(tl.int64)
     context = tl.load(context_tokens + request).to(tl.int32)
     budget = tl.load(kv_budget_tokens + request).to(tl.int32)
     units = (context + UNIT - 1) // UNIT
     wanted = tl.minimum(tl.where(budget >= context, units, budget // UNIT), most)
+    if PLANNED:
+        wait_for_previous(launch_pdl)
     if LOADED == 4:
         # Of the numbers that it is given, the compiler only knows which are multiples of 16.
         scores_per_request = scores_per_request // 4 * 4

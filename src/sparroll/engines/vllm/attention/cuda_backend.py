@@ -375,6 +375,7 @@ class SparseImpl(SparseLayer, FlashAttentionImpl):
             # Our kernel knows from the budgets where each list ends.
             fill_rest=STATE.attention != "triton",
             peaks_RHK=peaks_RHK,
+            planned=True,
         )
         if STATE.attention == "fa3_pages":
             self._attend_pages(query_RHGD, keys_PBHD, values_PBHD, work, out_RHGD)
