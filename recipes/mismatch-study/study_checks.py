@@ -6,8 +6,10 @@ python recipes/mismatch-study/study_checks.py --model tiny-reasoner --task synth
     --temperature 1.2 --page-tokens 4 --budgets 96 160 64 --device cpu --problems 96 --minutes 60 --out runs/tiny-checks
 
 Dense, sparse under a budget everywhere, and the same with checks: all windows and floors at the first budget, and the
-first floor with the middle window at the others. Every finished sampler is a file in OUT/rows; a second call samples only
-what is missing, and after --minutes nothing new is begun. OUT/checks.json is the record of all that is finished.
+first floor with the middle window at the others. With --units, also small units of a few bits at the first budget, four
+times as much of it in layers 0 and 1 and no dense layer, alone and with that check. Every finished sampler is a file in
+OUT/rows; a second call samples only what is missing, and after --minutes nothing new is begun. OUT/checks.json is the
+record of all that is finished.
 
 Nats off are log q~ - log p of the tokens as finally sampled, so their mean is an estimate of the KL to the dense policy.
 """
@@ -34,7 +36,7 @@ from table_sums import NAME, register  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from sparroll import files, records, tasks  # noqa: E402
-from sparroll.attention.selectors import PageMean  # noqa: E402
+from sparroll.attention.selectors import PageMean, QuantizedMean  # noqa: E402
 from sparroll.draft_check import DraftCheck  # noqa: E402
 from sparroll.engines.hf.engine import HFEngine  # noqa: E402
 from sparroll.engines.prompt_encoder import PromptEncoder  # noqa: E402
@@ -50,11 +52,12 @@ SEED = 40_000
 """Stream of problems that no run trains on or is evaluated on, and seed of the rollouts."""
 QUICK = {
     "device": "cpu", "task": NAME, "level": 0, "max_new_tokens": None, "problems": 4, "budgets": [24, 48],
-    "windows": [4, 8], "floors": [0.01, 1.0], "page_tokens": 4, "first_tokens": 4, "recent_tokens": 8, "max_batch": 4,
+    "units": ["4x4"], "windows": [4, 8], "floors": [0.01, 1.0], "page_tokens": 4, "first_tokens": 4, "recent_tokens": 8,
+    "max_batch": 4,
 }  # fmt: skip
 SETTINGS = (
-    "task", "level", "max_new_tokens", "temperature", "problems", "budgets", "windows", "floors", "page_tokens",
-    "first_tokens", "recent_tokens", "max_batch", "device", "dtype",
+    "task", "level", "max_new_tokens", "temperature", "problems", "budgets", "units", "windows", "floors",
+    "page_tokens", "first_tokens", "recent_tokens", "max_batch", "device", "dtype",
 )  # fmt: skip
 
 
@@ -64,20 +67,36 @@ class Sampler:
 
     kv_budget_tokens: int | None = None
     check: DraftCheck | None = None
+    units: str = ""
+    """Tokens x bits of small units, with more budget in layers 0 and 1; without them, pages and dense layers."""
 
     @property
     def name(self) -> str:
         if self.kv_budget_tokens is None:
             return "dense"
+        read = f"{self.kv_budget_tokens}{self.units and f'-in-{self.units}'}"
         if self.check is None:
-            return f"sparse-{self.kv_budget_tokens}"
-        return f"verified-{self.kv_budget_tokens}-{self.check.window_tokens}-{self.check.floor:g}"
+            return f"sparse-{read}"
+        return f"verified-{read}-{self.check.window_tokens}-{self.check.floor:g}"
 
-    def schedule(self, selector: PageMean) -> Schedule | None:
+    def schedule(self, pages: PageMean, layers: int) -> Schedule | None:
+        """For a model of so many layers. pages: what is read without units."""
         if self.kv_budget_tokens is None:
             return None
-        fixed = Schedule.fixed(self.kv_budget_tokens, selector, Settings("").dense_layers)
+        study = Settings("", layers=layers)
+        if self.units:
+            fixed = study.wide_schedule(self.kv_budget_tokens, small_units(self.units, pages), self.units)
+        else:
+            fixed = Schedule.fixed(self.kv_budget_tokens, pages, study.dense_layers)
         return fixed if self.check is None else fixed.checked(self.check.window_tokens, self.check.floor)
+
+
+def small_units(units: str, pages: PageMean) -> QuantizedMean:
+    """4x2: units of 4 tokens with 2 bits a channel. First and recent tokens are those of the pages."""
+    tokens, _, bits = units.partition("x")
+    if not (tokens.isdigit() and bits.isdigit()):
+        raise UserError(f"--units takes tokens x bits, got {units!r}", "--units 4x4 8x4")
+    return QuantizedMean(int(tokens), pages.first_tokens, pages.recent_tokens, bits=int(bits))
 
 
 def arguments() -> argparse.Namespace:
@@ -93,6 +112,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--temperature", type=float, default=study.temperature)
     parser.add_argument("--problems", type=int, default=128)
     parser.add_argument("--budgets", type=int, nargs="+", default=[128, 512, 64], help="the first with every check")
+    parser.add_argument("--units", nargs="*", default=[], help="also small units at the first budget: 4x4 8x4 ...")
     parser.add_argument("--windows", type=int, nargs="+", default=[16, 32, 64, 128])
     parser.add_argument("--floors", type=float, nargs="+", default=[0.01, 0.001, 0.1, 1.0])
     parser.add_argument("--page-tokens", type=int, default=study.page_tokens)
@@ -107,13 +127,14 @@ def arguments() -> argparse.Namespace:
     return args
 
 
-def samplers(budgets: list[int], windows: list[int], floors: list[float]) -> list[Sampler]:
+def samplers(budgets: list[int], units: list[str], windows: list[int], floors: list[float]) -> list[Sampler]:
     """All rows; the most telling ones first, for a run that is cut."""
     first, *others = budgets
     middle = DraftCheck(sorted(windows)[len(windows) // 2], floors[0])
     grid = [Sampler(first, DraftCheck(window, floor)) for floor in floors for window in windows]
     plain = [Sampler(), *(Sampler(budget) for budget in budgets)]
-    return [*plain, *(Sampler(budget, middle) for budget in others), *grid]
+    small = [Sampler(first, check, each) for each in units for check in (None, middle)]
+    return [*plain, *(Sampler(budget, middle) for budget in others), *small, *grid]
 
 
 def measured(engine: HFEngine, scorer: Scorer, args: argparse.Namespace, sampler: Sampler) -> dict[str, Any]:
@@ -121,7 +142,7 @@ def measured(engine: HFEngine, scorer: Scorer, args: argparse.Namespace, sampler
     task, began = tasks.get(args.task), time.time()
     prompts = task.prompts("eval", args.level, SEED, args.problems)
     selector = PageMean(args.page_tokens, args.first_tokens, args.recent_tokens)
-    engine.set_schedule(sampler.schedule(selector))
+    engine.set_schedule(sampler.schedule(selector, engine.layers))
     engine.reset_report()
     # Sparse drafts are compared with the dense policy over the whole vocabulary; checks do so themselves.
     lists = engine.vocabulary if sampler.kv_budget_tokens is not None and sampler.check is None else 0
@@ -139,6 +160,7 @@ def measured(engine: HFEngine, scorer: Scorer, args: argparse.Namespace, sampler
     return {
         "sampler": sampler.name,
         "kv_budget_tokens": sampler.kv_budget_tokens,
+        "units": sampler.units or None,
         "window_tokens": sampler.check.window_tokens if sampler.check else None,
         "floor": sampler.check.floor if sampler.check else None,
         "problems": len(rollouts),
@@ -197,7 +219,7 @@ def checked(checks: Checks) -> dict[str, float]:
 def sample_all(args: argparse.Namespace) -> Path:
     """Sample every row that is missing, and write the record after each."""
     config = {name: getattr(args, name) for name in SETTINGS}
-    asked = samplers(args.budgets, args.windows, args.floors)
+    asked = samplers(args.budgets, args.units, args.windows, args.floors)
     folder = files.output_folder(args.out / "rows")
     begin_or_resume(
         args.out / "settings.json",

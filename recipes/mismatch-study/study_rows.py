@@ -155,17 +155,20 @@ class Settings:
             for selector, budgets in ((self.selector, pages), (self.quantized_selector, units))
             for name, budget in budgets.items()
         }
-        budget, units_of = self.unchecked_quantized_budgets[0], self.quantized_selector
-        wide = Schedule(
-            (Step(0, (self.wide_times * budget, budget)),),
-            units_of,
-            dense_layers=(),
-            layer_groups=((0, 1), tuple(range(2, self.layers))),
-            name=f"quantized-{budget}-wide",
-        )
+        wide = self.wide_schedule(self.unchecked_quantized_budgets[0], self.quantized_selector, "quantized")
         made[wide.name] = wide
         steps = Step(0, self.fixed_budget), Step(self.wide_from_tokens, self.wide_budget)
         return made | {NARROW_FIRST: Schedule(steps, self.selector, self.dense_layers, name=NARROW_FIRST)}
+
+    def wide_schedule(self, budget: int, selector: QuantizedMean, called: str) -> Schedule:
+        """A budget at every length, more of it in layers 0 and 1, and no dense layer."""
+        return Schedule(
+            (Step(0, (self.wide_times * budget, budget)),),
+            selector,
+            dense_layers=(),
+            layer_groups=((0, 1), tuple(range(2, self.layers))),
+            name=f"{called}-{budget}-wide",
+        )
 
     @property
     def max_new_tokens(self) -> int:
