@@ -31,14 +31,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import fine_schedule
 import request_sets
 import vllm_engines
 from forced_verdicts import verdicts_forced
 from vllm_engines import STEPS_TO_START, Engine
 
 from sparroll import records
-from sparroll.attention.selectors import PageMean, QuantizedMean, Selector
-from sparroll.schedule import Schedule
+from sparroll.attention.selectors import PageMean
+from sparroll.schedule import Schedule, Step
 
 V2_VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
 WARM_WINDOWS = 2
@@ -75,17 +76,20 @@ def v1_runner() -> Iterator[None]:
 
 
 def schedule_named(name: str, model: str, folder: Path) -> Schedule:
-    """A preset or a file, or a number of tokens that every context may read: 128, or 128@4x4 for units of 4 tokens in 4
-    bits."""
+    """A preset or a file; a number of tokens that every context may read: 128, or 128@4x4 for units of 4 tokens in 4 bits;
+    or 512+128@4x4 where layers 0 and 1 may read 512 of them and none is dense."""
     tokens, _, units = name.partition("@")
-    if tokens.isdigit():
-        selector: Selector = PageMean()
-        if units:
-            page_tokens, bits = map(int, units.split("x"))
-            selector = QuantizedMean(page_tokens=page_tokens, bits=bits)
-        dense_layers = (0,) if model == vllm_engines.TINY else (0, 1)
-        return replace(Schedule.fixed(int(tokens), selector, dense_layers), name=f"fixed-{name.replace('@', '-')}")
-    return Schedule.load(vllm_engines.schedule_of(model, name, folder))
+    budget, plus, others = tokens.partition("+")
+    if not budget.isdigit():
+        return Schedule.load(vllm_engines.schedule_of(model, name, folder))
+    selector = fine_schedule.units(units) if units else PageMean()
+    if plus:
+        layers = int(vllm_engines.QWEN3[model]["num_hidden_layers"])
+        steps = (Step(0, (int(budget), int(others))),)
+        groups, called = ((0, 1), tuple(range(2, layers))), "-".join(["wide", others, *([units] if units else [])])
+        return Schedule(steps, selector, dense_layers=(), layer_groups=groups, name=called)
+    dense_layers = (0,) if model == vllm_engines.TINY else (0, 1)
+    return replace(Schedule.fixed(int(budget), selector, dense_layers), name=f"fixed-{name.replace('@', '-')}")
 
 
 def step_cells(options: argparse.Namespace, name: str, schedule: Schedule | None) -> tuple[list[Cell], dict[str, Any]]:
@@ -299,7 +303,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out")
     parser.add_argument("--model", default="qwen3-1.7b", choices=list(vllm_engines.QWEN3))
     parser.add_argument(
-        "--schedules", nargs="+", help="presets, files, or budgets like 128 and 128@4x4; default: the 0.86 preset"
+        "--schedules", nargs="+", help="presets, files, or budgets: 128, 128@4x4, 512+128@4x4; default: the 0.86 preset"
     )
     parser.add_argument("--beside", nargs="+", default=[], help="further ones, which run without a check only")
     parser.add_argument("--batch", type=int, default=32)

@@ -64,6 +64,7 @@ DRY = {
     "quantized_budgets": (24,),
     "unchecked_quantized_budgets": (48,),
     "wide_times": 2,
+    "draft_units": ("4x4",),
     "budgets": (24, 48, 160),
     "calibration_prompts": 8,
 }

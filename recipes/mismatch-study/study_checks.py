@@ -36,7 +36,7 @@ from table_sums import NAME, register  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from sparroll import files, records, tasks  # noqa: E402
-from sparroll.attention.selectors import PageMean, QuantizedMean  # noqa: E402
+from sparroll.attention.selectors import PageMean  # noqa: E402
 from sparroll.draft_check import DraftCheck  # noqa: E402
 from sparroll.engines.hf.engine import HFEngine  # noqa: E402
 from sparroll.engines.prompt_encoder import PromptEncoder  # noqa: E402
@@ -83,20 +83,13 @@ class Sampler:
         """For a model of so many layers. pages: what is read without units."""
         if self.kv_budget_tokens is None:
             return None
-        study = Settings("", layers=layers)
+        first, recent = pages.first_tokens, pages.recent_tokens
+        study = Settings("", layers=layers, first_tokens=first, recent_tokens=recent)
         if self.units:
-            fixed = study.wide_schedule(self.kv_budget_tokens, small_units(self.units, pages), self.units)
+            fixed = study.wide_schedule(self.kv_budget_tokens, study.small_units(self.units), self.units)
         else:
             fixed = Schedule.fixed(self.kv_budget_tokens, pages, study.dense_layers)
         return fixed if self.check is None else fixed.checked(self.check.window_tokens, self.check.floor)
-
-
-def small_units(units: str, pages: PageMean) -> QuantizedMean:
-    """4x2: units of 4 tokens with 2 bits a channel. First and recent tokens are those of the pages."""
-    tokens, _, bits = units.partition("x")
-    if not (tokens.isdigit() and bits.isdigit()):
-        raise UserError(f"--units takes tokens x bits, got {units!r}", "--units 4x4 8x4")
-    return QuantizedMean(int(tokens), pages.first_tokens, pages.recent_tokens, bits=int(bits))
 
 
 def arguments() -> argparse.Namespace:

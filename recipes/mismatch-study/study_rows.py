@@ -87,7 +87,9 @@ class Settings:
     """The same without a check: first what holds the tail of pages with `uniform_budget` here (recipes/code-lm), then as
     many tokens as those pages."""
     wide_times: int = 4
-    """How many times the first of these budgets the first two layers read in the row that has no dense layers."""
+    """How many times as much the first two layers read in rows that have no dense layers."""
+    draft_units: tuple[str, ...] = ("4x4", "16x4")
+    """Such rows with the fixed budget and the usual check: tokens of a unit x bits of a channel."""
     layers: int = 8
     """Of the model. study.py reads it from the model's configuration."""
     quantized_unit_tokens: int = 4
@@ -155,10 +157,18 @@ class Settings:
             for selector, budgets in ((self.selector, pages), (self.quantized_selector, units))
             for name, budget in budgets.items()
         }
-        wide = self.wide_schedule(self.unchecked_quantized_budgets[0], self.quantized_selector, "quantized")
-        made[wide.name] = wide
+        wide = [(self.unchecked_quantized_budgets[0], self.quantized_selector, "quantized")]
+        wide += [(self.fixed_budget, self.small_units(each), f"quantized-{each}") for each in self.draft_units]
+        made |= {schedule.name: schedule for schedule in (self.wide_schedule(*each) for each in wide)}
         steps = Step(0, self.fixed_budget), Step(self.wide_from_tokens, self.wide_budget)
         return made | {NARROW_FIRST: Schedule(steps, self.selector, self.dense_layers, name=NARROW_FIRST)}
+
+    def small_units(self, named: str) -> QuantizedMean:
+        """4x2: units of 4 tokens with 2 bits a channel."""
+        tokens, _, bits = named.partition("x")
+        if not (tokens.isdigit() and bits.isdigit()):
+            raise UserError(f"units are tokens x bits, got {named!r}", "4x4 or 16x4")
+        return QuantizedMean(int(tokens), self.first_tokens, self.recent_tokens, bits=int(bits))
 
     def wide_schedule(self, budget: int, selector: QuantizedMean, called: str) -> Schedule:
         """A budget at every length, more of it in layers 0 and 1, and no dense layer."""
@@ -261,6 +271,10 @@ def rows(settings: Settings) -> dict[str, Row]:
     wide = f"{settings.wide_times} times as many in layers 0 and 1"
     about = f"{budget} tokens at every length, {wide}, none dense, {units}, TIS"
     made.append(Row(name, "budgets", about, name, _correction("tis")))
+    for each in settings.draft_units:
+        name = f"quantized-{each}-{settings.fixed_budget}-wide"
+        about = f"{fixed}, {wide}, none dense, units of {' in '.join(each.split('x'))} bits, {_said(*usual)}"
+        made.append(Row(f"{name}-verified", "budgets", about, name, _checked(*usual)))
     for target in sorted({settings.distill_target, settings.corrected_target}):
         name = f"calibrated-{target:.2f}"
         about = f"schedule calibrated to {target:.2f}, {_said(*usual)}"

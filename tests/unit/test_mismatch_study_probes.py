@@ -53,11 +53,15 @@ def test_checks_are_sampled_row_by_row_and_go_on_where_they_were_cut(tmp_path, m
 
     whole = run()
     rows = {row["sampler"]: row for row in whole["rows"]}
-    names = ["dense", "sparse-24", "sparse-48", "verified-48-8-0.01", "verified-24-8-0.01", "verified-24-8-1"]
+    names = ["dense", "sparse-24", "sparse-48", "verified-48-8-0.01", "sparse-24-in-4x4", "verified-24-in-4x4-8-0.01"]
+    names += ["verified-24-8-0.01", "verified-24-8-1"]
     assert list(rows) == names and whole["missing"] == []
     assert abs(rows["dense"]["largest_nats"]) < 1e-4 and rows["dense"]["kv_read_share"] == 1
     assert rows["verified-24-8-1"]["largest_nats"] < 1e-4, "a floor of 1 samples from the dense policy"
     assert rows["verified-24-8-0.01"]["draft_acceptance_q05"] < 1 and rows["verified-24-8-0.01"]["windows"] > 0
+    # Four times as much in two of the four layers and none dense; elsewhere layers 0 and 1 are.
+    assert [rows[name]["units"] for name in names].count("4x4") == 2
+    assert rows["sparse-24-in-4x4"]["kv_read_share"] < rows["sparse-24"]["kv_read_share"]
     # A cut run has the rows that it finished, and its next call adds only the missing ones, with the same figures.
     for name in names[-2:]:
         (tmp_path / "rows" / f"{name}.json").unlink()

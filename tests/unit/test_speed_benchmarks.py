@@ -284,6 +284,9 @@ def test_a_record_of_verified_rollouts_has_schedules_by_name_and_table_and_no_pa
     assert about["schedules"] == list(about["schedule_tables"]) == ["fixed-128-4x4", "mine"]
     assert about["schedule_tables"]["mine"]["steps"] == [{"from_context_tokens": 0, "kv_budget_tokens": 512}]
     assert str(tmp_path) not in json.dumps(about)
+    wide = verified.schedule_named("512+128@16x4", "qwen3-1.7b", tmp_path)
+    assert wide.name == "wide-128-16x4" and not wide.dense_layers and wide.selector.unit_tokens == 16
+    assert [wide.of_layer(layer).kv_budget_tokens(9000) for layer in (0, 1, 2, 27)] == [512, 512, 128, 128]
 
 
 def test_verified_rollouts_sums_the_moments_of_a_set_up_to_its_whole_run(
