@@ -6,8 +6,8 @@ python recipes/mismatch-study/study_checks.py --model tiny-reasoner --task synth
     --temperature 1.2 --page-tokens 4 --budgets 96 160 64 --device cpu --problems 96 --minutes 60 --out runs/tiny-checks
 
 Dense, sparse under a budget everywhere, and the same with checks: all windows and floors at the first budget, and the
-first floor with the middle window at the others. With --units, also small units of a few bits at the first budget, four
-times as much of it in layers 0 and 1 and no dense layer, alone and with that check. Every finished sampler is a file in
+first floor with the middle window at the others. With --units, also small units of a few bits at the first budget, alone
+and with that check: no layer is dense, and layers 0 and 1 read --wide-times as much. Every finished sampler is a file in
 OUT/rows; a second call samples only what is missing, and after --minutes nothing new is begun. OUT/checks.json is the
 record of all that is finished.
 
@@ -56,8 +56,8 @@ QUICK = {
     "max_batch": 4,
 }  # fmt: skip
 SETTINGS = (
-    "task", "level", "max_new_tokens", "temperature", "problems", "budgets", "units", "windows", "floors",
-    "page_tokens", "first_tokens", "recent_tokens", "max_batch", "device", "dtype",
+    "task", "level", "max_new_tokens", "temperature", "problems", "budgets", "units", "wide_times", "windows",
+    "floors", "page_tokens", "first_tokens", "recent_tokens", "max_batch", "device", "dtype",
 )  # fmt: skip
 
 
@@ -79,12 +79,12 @@ class Sampler:
             return f"sparse-{read}"
         return f"verified-{read}-{self.check.window_tokens}-{self.check.floor:g}"
 
-    def schedule(self, pages: PageMean, layers: int) -> Schedule | None:
-        """For a model of so many layers. pages: what is read without units."""
+    def schedule(self, pages: PageMean, layers: int, wide_times: int) -> Schedule | None:
+        """For a model of so many layers. pages: what is read without units; wide_times: see Settings, with units."""
         if self.kv_budget_tokens is None:
             return None
         first, recent = pages.first_tokens, pages.recent_tokens
-        study = Settings("", layers=layers, first_tokens=first, recent_tokens=recent)
+        study = Settings("", layers=layers, first_tokens=first, recent_tokens=recent, wide_times=wide_times)
         if self.units:
             fixed = study.wide_schedule(self.kv_budget_tokens, study.small_units(self.units), self.units)
         else:
@@ -106,6 +106,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--problems", type=int, default=128)
     parser.add_argument("--budgets", type=int, nargs="+", default=[128, 512, 64], help="the first with every check")
     parser.add_argument("--units", nargs="*", default=[], help="also small units at the first budget: 4x4 8x4 ...")
+    parser.add_argument(
+        "--wide-times", type=int, default=study.wide_times, help="as much in layers 0 and 1, of --units"
+    )
     parser.add_argument("--windows", type=int, nargs="+", default=[16, 32, 64, 128])
     parser.add_argument("--floors", type=float, nargs="+", default=[0.01, 0.001, 0.1, 1.0])
     parser.add_argument("--page-tokens", type=int, default=study.page_tokens)
@@ -135,7 +138,7 @@ def measured(engine: HFEngine, scorer: Scorer, args: argparse.Namespace, sampler
     task, began = tasks.get(args.task), time.time()
     prompts = task.prompts("eval", args.level, SEED, args.problems)
     selector = PageMean(args.page_tokens, args.first_tokens, args.recent_tokens)
-    engine.set_schedule(sampler.schedule(selector, engine.layers))
+    engine.set_schedule(sampler.schedule(selector, engine.layers, args.wide_times))
     engine.reset_report()
     # Sparse drafts are compared with the dense policy over the whole vocabulary; checks do so themselves.
     lists = engine.vocabulary if sampler.kv_budget_tokens is not None and sampler.check is None else 0

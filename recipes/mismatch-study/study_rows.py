@@ -88,7 +88,7 @@ class Settings:
     many tokens as those pages."""
     wide_times: int = 4
     """How many times as much the first two layers read in rows that have no dense layers."""
-    draft_units: tuple[str, ...] = ("4x4", "16x4")
+    draft_units: tuple[str, ...] = ("4x4", "8x4")
     """Such rows with the fixed budget and the usual check: tokens of a unit x bits of a channel."""
     layers: int = 8
     """Of the model. study.py reads it from the model's configuration."""
@@ -167,7 +167,7 @@ class Settings:
         """4x2: units of 4 tokens with 2 bits a channel."""
         tokens, _, bits = named.partition("x")
         if not (tokens.isdigit() and bits.isdigit()):
-            raise UserError(f"units are tokens x bits, got {named!r}", "4x4 or 16x4")
+            raise UserError(f"units are tokens x bits, got {named!r}", "4x4 or 8x4")
         return QuantizedMean(int(tokens), self.first_tokens, self.recent_tokens, bits=int(bits))
 
     def wide_schedule(self, budget: int, selector: QuantizedMean, called: str) -> Schedule:

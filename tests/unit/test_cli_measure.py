@@ -204,11 +204,6 @@ def test_measuring_refuses_bad_settings_before_the_model_is_loaded(
             "checks of drafts are chosen for one budget in all sparse",
             "schedule check",
         ),
-        (
-            "--check-windows 64 --also-selector quest",
-            "checks of drafts are chosen for one selector, and",
-            "alone with them",
-        ),
         ("--check-windows 64 --estimator exact", "the estimator exact has none", "top_k_lower"),
         ("--gpu H100", "--gpu has no effect where no times are compared", "leave it out"),
         ("--verify-bound lower", "unknown --verify-bound 'lower'", "low"),

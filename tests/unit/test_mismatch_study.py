@@ -35,7 +35,7 @@ def test_the_grid_holds_every_row_that_was_asked_for() -> None:
         "quantized-192",
         "quantized-800",
         "quantized-192-wide",
-        *(f"quantized-{units}-128-wide-verified" for units in ("4x4", "16x4")),
+        *(f"quantized-{units}-128-wide-verified" for units in ("4x4", "8x4")),
         *(f"{name}-verified" for name in ("calibrated-0.75", "calibrated-0.86")),
         "distill",
         "distill-kl",
@@ -68,9 +68,9 @@ def test_the_row_without_dense_layers_reads_four_times_as_much_in_the_first_two(
     assert [schedule.of_layer(layer).kv_budget_tokens(4_000) for layer in (0, 1, 2, 7)] == [768, 768, 192, 192]
     assert settings.layers == new_config().num_hidden_layers
     schedule.check_layers(settings.layers)
-    drafts = settings.fixed_schedules()[rows(settings)["quantized-16x4-128-wide-verified"].schedule]
+    drafts = settings.fixed_schedules()[rows(settings)["quantized-8x4-128-wide-verified"].schedule]
     assert [drafts.of_layer(layer).kv_budget_tokens(4_000) for layer in (1, 2)] == [512, 128]
-    assert drafts.selector == QuantizedMean(16, first_tokens=16, recent_tokens=32, bits=4)
+    assert drafts.selector == QuantizedMean(8, first_tokens=16, recent_tokens=32, bits=4)
     with pytest.raises(UserError, match="tokens x bits"):
         Settings("folder", draft_units=("4",)).fixed_schedules()
     with pytest.raises(UserError, match="3 layers or more"):

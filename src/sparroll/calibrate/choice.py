@@ -1,6 +1,6 @@
-"""Chooses window, floor and budgets together: of all checked schedules that hold what is asked for, a bound on the KL of
-what is kept or a target of the tail, the one with the least predicted seconds a token. Arithmetic on sweeps; nothing here
-runs a model.
+"""Chooses selector, window, floor and budgets together: of all checked schedules that hold what is asked for, a bound on
+the KL of what is kept or a target of the tail, the one with the least predicted seconds a token. Arithmetic on sweeps;
+nothing here runs a model.
 
 A check makes small budgets cheap to try: what they break is taken back, at the price of drafting it again. So the smallest
 budgets that hold it need not be the fastest, and every budget of the grid is tried as the least one of a
@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from sparroll.attention.selectors import Selector
+from sparroll.calibrate.allocation.wanted import selector_label
 from sparroll.calibrate.bounds import NO_BOUNDS, BlindSpots
 from sparroll.calibrate.fit import FittedSchedule
 from sparroll.calibrate.sweep import Sweep
@@ -99,11 +100,21 @@ class Candidate:
     dense_seconds: float
     """Seconds of a dense step of the same batch."""
 
+    @property
+    def selector(self) -> Selector:
+        return self.fitted.schedule.selector
+
+    @property
+    def label(self) -> str:
+        """A short name of the selector."""
+        return selector_label(self.selector)
+
     def table(self) -> dict[str, Any]:
         """Plain data for a JSON record."""
         steps = [[step.from_context_tokens, step.kv_budget_tokens] for step in self.fitted.schedule.steps]
         shown = ("least_budget_tokens", "drafted_per_kept", "token_seconds", "tokens_per_second", "dense_seconds")
-        return {**self.check.table(), **{name: getattr(self, name) for name in shown}, "steps": steps}
+        about = {**self.check.table(), "selector": self.selector.table()}
+        return {**about, **{name: getattr(self, name) for name in shown}, "steps": steps}
 
 
 @dataclass(frozen=True)
@@ -121,8 +132,10 @@ class CheckChoice:
     def said(self) -> str:
         """One line for `made_by`."""
         best = self.best
+        several = len({each.selector for each in self.candidates}) > 1
+        named = f"{best.label} with " if several else ""
         return (
-            f"windows of {best.check.window_tokens}, floor {best.check.floor:g} and budgets from "
+            f"{named}windows of {best.check.window_tokens}, floor {best.check.floor:g} and budgets from "
             f"{best.least_budget_tokens} have the least predicted time of {len(self.candidates)} on "
             f"{self.hardware}: {rounded_up(1e3 * best.token_seconds, 2)} ms a token, "
             f"{rounded_up(best.drafted_per_kept, 2)} drafted per kept"
@@ -142,7 +155,7 @@ def choose(
     bounds: BlindSpots = NO_BOUNDS,
     **fit: Any,
 ) -> CheckChoice:
-    """The candidates of these sweeps, each of which has its own check.
+    """The candidates of these sweeps, each of which has a selector and a check of its own.
 
     target: None where the tail decides nothing.  bounds: what every bin must hold beside the target, of what is sampled,
     checks included.  fit: what `Sweep.fit` takes. Raises the last sweep's error where no sweep holds that at any budget.
@@ -156,7 +169,9 @@ def choose(
             candidates += _candidates(sweep, machine, target, bounds, fit)
         except UserError as found:
             error = found
-            refused.append(f"windows of {sweep.check.window_tokens}, floor {sweep.check.floor:g}: {found.message}")
+            named = f"{selector_label(sweep.selector)}, " if len({each.selector for each in sweeps}) > 1 else ""
+            tried = f"{named}windows of {sweep.check.window_tokens}, floor {sweep.check.floor:g}"
+            refused.append(f"{tried}: {found.message}")
     if not candidates:
         assert error is not None, "there is a sweep"
         raise error

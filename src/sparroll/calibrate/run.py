@@ -159,8 +159,9 @@ def calibrate(
     interrupted, a second call continues. verify_rounds = 0 leaves the verification out. If bins still miss
     the target after the last round, the file is written with their figures, and `verification.met` is false. model and
     made_by are written into the file as they are, and with the model its fingerprint, if its files are on this machine.
-    checks: if there are any, every budget is measured under each of them, and the check and the budgets with the least
-    predicted time of a kept token are taken (see choice.py). The tail is reported, and decides only with a `target`.
+    checks: if there are any, every budget of every selector is measured under each of them, and the selector, the check and
+    the budgets with the least predicted time of a kept token are taken (see choice.py). The tail is reported, and decides
+    only with a `target`.
     bounds: what every bin must hold beside the target.
     For the other arguments see `sweep`, `fit_schedule` and `verify`.
     """
@@ -304,9 +305,10 @@ def _by_check(
     made_by: dict[str, Any] | None,
     about: dict[str, Any],
 ) -> _Chosen:
-    """The check, with its budgets, under which a kept token takes the least time."""
+    """The selector and the check, with their budgets, under which a kept token takes the least time."""
     choice = choose(sweeps, machine, target=wanted.target, bounds=wanted.bounds, **_least(wanted), **about)
-    sweep = next(each for each in sweeps if each.check == choice.best.check)
+    best = choice.best
+    sweep = next(each for each in sweeps if (each.selector, each.check) == (best.selector, best.check))
     return _Chosen(sweep, with_reasons(choice, made_by, wanted.bounds), choice=choice)
 
 
@@ -333,14 +335,15 @@ def _sweeps(
     on_progress: OnProgress | None,
     **common: Any,
 ) -> list[Sweep]:
-    """A sweep for each check, or for each selector."""
-    asked: list[tuple[Selector, DraftCheck | None]] = [(selectors[0], check) for check in checks]
-    asked = asked or [(each, None) for each in selectors]
+    """A sweep for each selector, and with checks for each selector under each of them."""
+    unchecked: Sequence[DraftCheck | None] = [None]
+    asked = [(selector, check) for selector in selectors for check in checks or unchecked]
     stages, sweeps = Stages(on_progress, len(asked)), list[Sweep]()
     for own, check in asked:
         progress = on_progress
         if len(asked) > 1:
-            progress = stages.next("checked budgets" if check else selector_label(own))
+            named = selector_label(own)
+            progress = stages.next(f"checked budgets, {named}" if check else named)
         about = {"out": _folder(out, own, selectors), "selector": own, "on_progress": progress, **common}
         if layer_groups:
             budgets = fine.spread(study, about["budgets"])

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from sparroll.attention.selectors import PageMean, QuantizedMean
 from sparroll.calibrate.bounds import BlindSpots
 from sparroll.calibrate.check_figures import CheckFigures
 from sparroll.calibrate.choice import Machine, choose, predicted_drafts
@@ -322,3 +323,23 @@ def test_a_bin_with_too_many_tokens_far_off_is_raised_though_its_tail_holds(tmp_
     assert held.met and len(held.rounds) > 1
     assert "of its tokens more than 2 nats off at 96 tokens, which breaks a bound; raised to 128" in held.notes[0]
     assert held.schedule.check == schedule.check
+
+
+def test_every_selector_is_measured_under_every_check_and_the_fastest_pair_is_taken(tmp_path) -> None:
+    """The fake engine draws alike under both selectors, so the one with the smaller index wins."""
+    bench, cheap = study(), QuantizedMean(16, bits=1)
+    found = run(bench, tmp_path, also_selectors=[cheap], verify_rounds=1)
+    pairs = {(each.selector, each.check) for each in found.choice.candidates}
+    assert pairs == {(selector, check) for selector in (PageMean(), cheap) for check in CHECKS}
+    assert found.schedule.selector == found.sweep.selector == cheap and found.schedule.check == found.sweep.check
+    assert found.schedule.made_by["chosen"].startswith("quantized_mean 16, bits 1 with windows of ")
+    assert found.table()["choice"]["candidates"][0]["selector"] == cheap.table()
+    lines = text(found)
+    (head,) = (number for number, line in enumerate(lines) if line.startswith("selector"))
+    assert lines[head + 1].startswith("quantized_mean 16, bits 1") and "page_mean 16 " in "\n".join(lines[head:])
+    alone = run(study(), tmp_path / "alone", also_selectors=(), verify_rounds=1)
+    assert not any(line.startswith("selector") for line in text(alone))
+    # A second call finds all of them and samples nothing.
+    again = study()
+    assert run(again, tmp_path, also_selectors=[cheap], verify_rounds=1).path.read_bytes() == found.path.read_bytes()
+    assert again.engine.generated == []

@@ -231,11 +231,6 @@ def check_limit(
             f"with checks of drafts the objective is the time of a kept token, got {objective}",
             "leave --objective out; --kl-at-most and --far-mass-at-most bound what the checks leave",
         )
-    if checked and selectors > 1:
-        raise UserError(
-            "checks of drafts are chosen for one selector, and several are named",
-            "choose the selector without checks, then calibrate it alone with them",
-        )
     if checked and layer_groups:
         raise UserError(
             "checks of drafts are chosen for one budget in all sparse layers, and --layer-groups gives groups of them "

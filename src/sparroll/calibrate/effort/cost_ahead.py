@@ -168,7 +168,7 @@ def cost_ahead(
     """budgets: how many are measured at most, without those that hold every context, which are not run; largest_is_run:
     whether the largest budget of the grid is none of these."""
     drafts = [max(1.0, CheckRate.of_study(check).drafted_per_kept) for check in checks]
-    swept = budgets * (sum(drafts) if checks else selectors)
+    swept = budgets * selectors * (sum(drafts) if checks else 1)
     if layer_groups:
         # The largest budget once, for all groups, and each other one in each group.
         alone = max(0, budgets - largest_is_run)

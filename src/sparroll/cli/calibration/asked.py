@@ -30,7 +30,7 @@ _MOST_LAYERS = 10_000
 
 @dataclass(frozen=True)
 class Candidates:
-    """What is tried: every budget, with each selector or under each check."""
+    """What is tried: every budget, with each selector and under each check."""
 
     budgets: list[int]
     selector: Selector
@@ -67,7 +67,7 @@ class Candidates:
         ]
         if self.checks:
             longest = max(check.window_tokens for check in self.checks)
-            tried[0] = tried[0].checked(longest, self.checks[0].floor)
+            tried = [each.checked(longest, self.checks[0].floor) for each in tried]
             check_measurable(tried[0], settings)
         elif self.layer_groups:
             tried = [dataclasses.replace(each, layer_groups=self.layer_groups) for each in tried]

@@ -57,13 +57,15 @@ def traded_text(tradeoff: Tradeoff) -> list[str]:
 
 def checked_text(found: Calibration, choice: CheckChoice) -> list[str]:
     """The fastest candidates, and what the checks did in the last round of the verification."""
-    lines = [
-        "",
-        f"{'window':>12}{'floor':>11}{'from budget':>13}{'drafted/kept':>14}{'ms a token':>12}{'times dense':>13}",
-    ]
-    for each in choice.candidates[:5]:
+    shown = choice.candidates[:5]
+    several = len({each.selector for each in choice.candidates}) > 1
+    wide = max(len(each.label) for each in shown) if several else 0
+    head = f"{'window':>12}{'floor':>11}{'from budget':>13}{'drafted/kept':>14}{'ms a token':>12}{'times dense':>13}"
+    lines = ["", ("selector" if several else "").ljust(wide) + head]
+    for each in shown:
+        about = each.label.ljust(wide) if several else ""
         lines.append(
-            f"{each.check.window_tokens:>12,}{each.check.floor:>11g}{each.least_budget_tokens:>13,}"
+            f"{about}{each.check.window_tokens:>12,}{each.check.floor:>11g}{each.least_budget_tokens:>13,}"
             f"{rounded_up(each.drafted_per_kept, 3):>14}{rounded_up(1e3 * each.token_seconds, 3):>12}"
             f"{rounded_down(each.dense_seconds / each.token_seconds, 2):>12}x"
         )
