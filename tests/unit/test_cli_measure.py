@@ -12,6 +12,8 @@ from transformers import Qwen3Config
 
 from cli_runs import error_of, save_model
 from sparroll import files
+from sparroll.attention.selectors import PageMean, QuantizedMean
+from sparroll.calibrate.open_study import selector_from
 from sparroll.cli import main
 from sparroll.errors import UserError
 from sparroll.models import fingerprint
@@ -189,6 +191,13 @@ def test_measuring_refuses_bad_settings_before_the_model_is_loaded(
         ("--objective kl --at-time-of no-such-preset", "no-such-preset", ""),
         ("--far-mass-nats 10", "--far-mass-nats has no effect without --far-mass-at-most", "leave it out"),
         ("--far-mass-at-most 0.1 --far-mass-nats 7", "far_mass_nats must be one of 2, 5, 10, 20, got 7", ""),
+        ("--selector quantized_mean,bits", "name=number, got 'bits'", "quantized_mean,page_tokens=4,bits=2"),
+        (
+            "--selector page_mean,page_tokens=4 --page-tokens 8",
+            "--page-tokens 8 is given, and page_tokens=4",
+            "leave one",
+        ),
+        ("--objective kl --at-time-of CHECKED", "checks drafts, so a token takes more", "without [check]"),
         ("--also-selector page_meen", "unknown selector kind 'page_meen'", "page_mean"),
         ("--also-selector quantized_mean,bits", "name=number, got 'bits'", "quantized_mean,page_tokens=4,bits=2"),
         ("--layer-groups 1-2/3-x", "--layer-groups takes layers, got '1-2/3-x'", "2-14/15-27"),
@@ -220,8 +229,17 @@ def test_calibrate_refuses_what_does_not_go_together_before_the_model_is_loaded(
     options: str, message: str, hint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     there = ["calibrate", "--model", "no-such-model", "--task", "synthetic", "--out", str(tmp_path / "out")]
-    said, how = error_of([*there, *options.split()], capsys)
+    checked = Schedule.fixed(64).checked(16, 0.01).save(tmp_path / "checked.toml")
+    said, how = error_of([*there, *options.replace("CHECKED", str(checked)).split()], capsys)
     assert message in said and hint in how
+
+
+def test_a_selector_is_named_with_its_settings_in_one_word() -> None:
+    assert selector_from("quantized_mean,page_tokens=4,bits=2") == QuantizedMean(4, 16, 32, bits=2)
+    assert selector_from("quantized_mean, bits=4", 8, recent_tokens=64) == QuantizedMean(8, 16, 64, bits=4)
+    assert selector_from("page_mean", 32) == PageMean(32, 32, 64)
+    with pytest.raises(UserError, match="--recent-tokens 64 is given, and recent_tokens=32 in"):
+        selector_from("page_mean,recent_tokens=32", recent_tokens=64)
 
 
 @pytest.mark.parametrize(

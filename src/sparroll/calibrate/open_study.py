@@ -65,6 +65,10 @@ def study_table(
     return {"model": model, "engines": engines, **settings.table(), **more, "chat": chat, "prompts": asked}
 
 
+PAGE_TOKENS = 16
+"""Of a selector whose pages nobody named."""
+
+
 def published_selector(
     kind: str, page_tokens: int, first_tokens: int | None = None, recent_tokens: int | None = None, **more: int
 ) -> Selector:
@@ -77,17 +81,24 @@ def published_selector(
     return make_selector(table | more)
 
 
-def selector_from(text: str) -> Selector:
-    """A selector from its kind and settings in one word: "quantized_mean,page_tokens=4,bits=2". What is left out is as in
-    `published_selector`, with pages of 16 tokens."""
+def selector_from(
+    text: str, page_tokens: int = PAGE_TOKENS, first_tokens: int | None = None, recent_tokens: int | None = None
+) -> Selector:
+    """A selector from its kind and settings in one word: "quantized_mean,page_tokens=4,bits=2". What is left out is what
+    the other arguments say, and as in `published_selector`."""
     kind, *parts = text.split(",")
-    settings = {"page_tokens": 16}
+    usual = {"page_tokens": PAGE_TOKENS, "first_tokens": None, "recent_tokens": None}
+    beside = {"page_tokens": page_tokens, "first_tokens": first_tokens, "recent_tokens": recent_tokens}
+    settings: dict[str, int] = {}
     for part in parts:
-        name, equals, value = part.partition("=")
-        if not equals or not value.strip().isdecimal():
+        name, equals, value = (each.strip() for each in part.partition("="))
+        if not equals or not value.isdecimal():
             raise UserError(
                 f"a selector is its kind, then settings as name=number, got {part!r} in {text!r}",
                 "for example quantized_mean,page_tokens=4,bits=2",
             )
-        settings[name.strip()] = int(value)
-    return published_selector(kind.strip(), **settings)
+        settings[name] = int(value)
+        if name in beside and beside[name] not in (usual[name], settings[name]):
+            option = f"--{name.replace('_', '-')} {beside[name]}"
+            raise UserError(f"{option} is given, and {part.strip()} in {text!r}", "leave one of them out")
+    return published_selector(kind.strip(), **{**beside, **settings})  # type: ignore[arg-type]

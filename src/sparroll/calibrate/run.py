@@ -173,7 +173,8 @@ def calibrate(
     weighs_time = bool(checks) or objective != "time" or len(selectors) > 1
     shape = (shape or model_shape(study.scorer.model.config)) if weighs_time else None
     if at_time_of is not None and shape is not None:
-        _check_compared(at_time_of, shape)
+        check_compared(at_time_of)
+        _check_layers(at_time_of, shape)
     device = hardware if isinstance(hardware, Hardware) else find_hardware(hardware)
 
     def on_ceiling(ceiling: Measurement) -> None:
@@ -234,13 +235,16 @@ def _check_asked(
         raise UserError("a bound on tokens more than 2 nats off needs checked drafts", "give checks to choose among")
 
 
-def _check_compared(at_time_of: Schedule, shape: ModelShape) -> None:
-    """Raise UserError for a schedule whose decode steps are none of this model, or not all that a token takes."""
+def check_compared(at_time_of: Schedule) -> None:
+    """Raise UserError for a schedule whose decode steps are not all that a token takes."""
     if at_time_of.check is not None:
         raise UserError(
             f"--at-time-of {at_time_of.name} checks drafts, so a token takes more than its decode step",
             "name a schedule without [check], or give --step-time-share 0.4, of a dense step",
         )
+
+
+def _check_layers(at_time_of: Schedule, shape: ModelShape) -> None:
     try:
         at_time_of.check_layers(shape.layers)
     except UserError as error:

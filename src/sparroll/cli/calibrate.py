@@ -79,9 +79,10 @@ def calibrate(
     from sparroll.calibrate.effort.coarse_to_fine import runnable
     from sparroll.calibrate.effort.cost_ahead import Evaluation
     from sparroll.calibrate.measure import MeasureSettings
-    from sparroll.calibrate.open_study import open_study, published_selector, selector_from, study_table
+    from sparroll.calibrate.open_study import open_study, selector_from, study_table
     from sparroll.calibrate.prospects import check_request
     from sparroll.calibrate.run import calibrate as run
+    from sparroll.calibrate.run import check_compared
     from sparroll.calibrate.store import holds_measurements
     from sparroll.calibrate.sweep import PUBLISHED_PAGES
     from sparroll.cli.calibration import asked
@@ -109,7 +110,7 @@ def calibrate(
     )  # fmt: skip
     candidates = asked.Candidates(
         budgets=budget or [pages * 16 for pages in PUBLISHED_PAGES],
-        selector=published_selector(selector, page_tokens, first_tokens, recent_tokens),
+        selector=selector_from(selector, page_tokens, first_tokens, recent_tokens),
         dense_layers=named.layer_numbers(dense_layers),
         checks=asked.checks_of(check_windows, check_floors),
         also_selectors=[selector_from(each) for each in also_selector or []],
@@ -122,6 +123,8 @@ def calibrate(
     goal = asked.Goal(wanted, step_time_share, at_time_of, gpu)
     goal.check(candidates, settings)
     slower = None if at_time_of is None else Schedule.load(at_time_of)
+    if slower is not None:
+        check_compared(slower)
     common.say_caveats(slower)
     hardware, compared = find_hardware(gpu), Evaluation.parse(evaluation, max_new_tokens)
     entries = read_prompts(prompts_file, task, level, count, seed)

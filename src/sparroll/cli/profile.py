@@ -58,7 +58,7 @@ def profile(
 ) -> None:
     """Measure the tail of the acceptance for each budget and schedule, with the dense ceiling beside them."""
     from sparroll.calibrate.measure import MeasureSettings, check_measurable, check_percentiles
-    from sparroll.calibrate.open_study import open_study, published_selector, study_table
+    from sparroll.calibrate.open_study import open_study, selector_from, study_table
     from sparroll.calibrate.profile import profile as measure
     from sparroll.report import write_report
     from sparroll.schedule import Schedule
@@ -75,7 +75,7 @@ def profile(
         max_new_tokens=max_new_tokens, mode=mode, samples=samples, temperature=temperature,  # type: ignore[arg-type]
         estimator=estimator, bin_tokens=bin_tokens, seed=seed,
     )  # fmt: skip
-    chosen = published_selector(selector, page_tokens, first_tokens, recent_tokens)
+    chosen = selector_from(selector, page_tokens, first_tokens, recent_tokens)
     dense = named.layer_numbers(dense_layers)
     asked = [Schedule.load(name, model=model, force=force_schedule) for name in schedule or []]
     asked = [*(Schedule.fixed(tokens, chosen, dense) for tokens in budget or []), *asked]

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from sparroll.control.watcher import Watcher
 from sparroll.corrections import Correction
-from sparroll.engines.make import roomiest
+from sparroll.engines.make import check_samples_at, roomiest
 from sparroll.engines.vllm.rescoring import check_sampling
 from sparroll.errors import UserError
 from sparroll.integrations.corrections import check_usable
@@ -24,6 +24,7 @@ from sparroll.train.config.control import ByControllerSection
 from sparroll.train.config.file import config_from
 from sparroll.train.config.run import TrainConfig
 from sparroll.train.schedules import caveat_events, check_events, make_controller, make_empty_steps, make_guard
+from sparroll.types import LEAST_VLLM_TEMPERATURE
 
 DENSE = "dense"
 AUTO: Final = "auto"
@@ -116,7 +117,16 @@ def checked_config(ours: dict[str, Any], trainer: str) -> TrainConfig:
         )
     config = config_from({**ours, "rollout": {"control_share": 0, **ours.get("rollout", {})}})
     check_usable(config.correction.make())
+    _check_sampled(config.rollout.temperature)
     return config
+
+
+def _check_sampled(temperature: float) -> None:
+    """Raise UserError for a temperature that vLLM, which samples inside other trainers, would silently raise."""
+    try:
+        check_samples_at("vllm", temperature, "rollout.temperature")
+    except UserError as error:
+        raise UserError(error.message, f"rollout.temperature={LEAST_VLLM_TEMPERATURE:g} or more") from None
 
 
 def stays_dense(config: TrainConfig, start: Schedule | None) -> bool:

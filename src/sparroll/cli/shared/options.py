@@ -201,7 +201,12 @@ CompressionSet = Annotated[
     option(READING, "--compression-set", help="A setting of the compression, e.g. budget_tokens=256; repeatable."),
 ]
 SelectorKind = Annotated[
-    str, option(READING, "--selector", help="page_mean, quest, head_softmax, streaming, oracle_page, ...")
+    str,
+    option(
+        READING,
+        "--selector",
+        help="page_mean, quest, head_softmax, streaming, ..., or with settings: quantized_mean,page_tokens=4,bits=4.",
+    ),
 ]
 PageTokens = Annotated[
     int,

@@ -96,6 +96,10 @@ def test_temperatures_that_rescoring_would_get_wrong_need_checks() -> None:
         setup(facts=warm)
     assert "verify=DraftCheck" in str(refused.value.hint)
     assert setup(facts=warm, verify=DraftCheck()).rescoring().temperature == 0.7
+    # vLLM would sample at .01 and say nothing.
+    with pytest.raises(UserError, match=r"^temperature = 0\.005 is below 0\.01") as refused:
+        setup(facts=replace(warm, temperature=0.005), verify=DraftCheck())
+    assert refused.value.hint == "temperature=0.01 or more"
 
 
 @pytest.mark.parametrize(

@@ -174,6 +174,10 @@ def test_another_temperature_needs_checks_or_whole_lists() -> None:
     assert "verify.window" in str(refused.value.hint)
     assert read(warm, verify={"window": 64}).config.rollout.temperature == 0.6
     assert read(replace(warm, vocabulary=20)).config.rollout.temperature == 0.6
+    # vLLM would sample at .01 and say nothing.
+    with pytest.raises(UserError, match=r"actor_rollout_ref\.rollout\.temperature = 0\.005 is below 0\.01") as refused:
+        read(replace(FACTS, temperature=0.005), verify={"window": 64})
+    assert refused.value.hint == "actor_rollout_ref.rollout.temperature=0.01 or more"
 
 
 def test_hints_of_our_own_loop_say_what_to_type_in_verl() -> None:
