@@ -49,11 +49,11 @@ def test_what_is_shipped_is_what_the_script_makes_of_the_records(script: ModuleT
 
 
 def test_a_sparse_layer_takes_what_it_took_on_the_gpu(script: ModuleType, h200: KernelTimes) -> None:
-    """Within 8.5 % over 24 layers of four selectors, with equal and mixed contexts, and mostly within 2.5 %."""
+    """Within 4 % over 24 layers of four selectors, with equal and mixed contexts, and mostly within 2.5 %."""
     record = records.read(RECORDS / "fine-kernels-engines-h200.json")
     errors = script.layer_errors(h200, record)
     assert len(errors) == 24 and {key[1] for key in errors} == {512, 1024, 4096}
-    assert max(abs(error) for error in errors.values()) < 0.085
+    assert max(abs(error) for error in errors.values()) < 0.04
     assert sorted(abs(error) for error in errors.values())[12] < 0.025
     for selector in (PageMean(), FINE, FINER, QuantizedMean(1, 16, 32, bits=1)):
         known = h200.of(selector)
@@ -94,20 +94,20 @@ def test_whole_decode_steps_take_the_kernels_and_about_a_millisecond_more() -> N
             left["kernels"].append(took - found.kernels.sparse.seconds)
             left["roofline"].append(took - found.sparse.seconds)
     assert len(left["kernels"]) == 19
-    assert 0.95e-3 < min(left["kernels"]) < max(left["kernels"]) < 1.75e-3
+    assert 0.95e-3 < min(left["kernels"]) < max(left["kernels"]) < 1.7e-3
     assert max(left["roofline"]) - min(left["roofline"]) > 2 * (max(left["kernels"]) - min(left["kernels"]))
 
 
 def test_small_pages_cost_time_at_the_same_budget() -> None:
-    """8 us a layer with 4 tokens in 4 bits and 19 with 2 in 2, as recorded; by their bytes alone 2 and 3."""
+    """6 us a layer with 4 tokens in 4 bits and 17 with 2 in 2, as recorded; by their bytes alone 2 and 3."""
     steps = {}
     for selector in (PageMean(), FINE, FINER):
         found = plan("Qwen3-1.7B", Schedule.fixed(1024, selector, dense_layers=()), **AT_30K)
         assert found.kernels is not None and found.kernels.sparse.bound == "kernels"
         steps[timed_as(selector)] = found.kernels.sparse.seconds / 28, found.sparse.seconds / 28
     means, four, two = steps.values()
-    assert four[0] - means[0] == pytest.approx(7.9e-6, rel=0.15)
-    assert two[0] - means[0] == pytest.approx(18.6e-6, rel=0.15)
+    assert four[0] - means[0] == pytest.approx(5.9e-6, rel=0.15)
+    assert two[0] - means[0] == pytest.approx(16.7e-6, rel=0.15)
     assert abs(four[1] - means[1]) < 3e-6 and abs(two[1] - means[1]) < 4e-6
 
 
