@@ -9,6 +9,7 @@ from typing import Any
 
 from check_times import timed_checks
 from claim_words import Claims, Figures, bare, down, up
+from claims_study import draft_units
 from record_tables import RESULTS, results
 from render_speed import moments_of
 
@@ -118,10 +119,28 @@ def checked_units_h100() -> Figures:
     return checked_runs_today("h100", "wide-128")
 
 
-def checked_h200() -> Figures:
-    """Both on an H200."""
-    pages, units = (checked_runs_today("h200", schedule) for schedule in ("fixed-128", "wide-128"))
-    return pages | {f"units_{name}": figure for name, figure in units.items()}
+def checked_units_h200() -> Figures:
+    """Small units on an H200: at about the share of cut windows that their drafts have in the study, and at that of pages
+    there; and what the record says of units whose drafts the study takes back."""
+    cells = results("verified-rollouts-wide-qwen3-1.7b-h200", "verified-rollouts")
+    runs = [run for run in cells if "moments" in run and run.get("schedule") == "wide-128-4x4"]
+    figures: dict[str, str] = {}
+    for run in runs:
+        if run["engine"] == "verified":
+            name = f"{run['set']}_{'few' if run['kept_share_forced'] > 0.999 else 'many'}"
+            figures[name] = down(run["of_dense"], 2)
+            figures[f"{name}_cut"] = up(100 * statistics.mean(cell["cut_share"] for cell in moments_of(run, cells)), 1)
+    larger = {
+        run["set"]: run["of_dense"]
+        for run in cells
+        if "moments" in run and (run["engine"], run.get("schedule")) == ("sparse", "wide-128-8x4")
+    }
+    small = {run["set"]: run["of_dense"] for run in runs if run["engine"] == "sparse"}
+    return figures | {
+        "small": down(small["steady"], 2),
+        "larger": down(larger["steady"], 2),
+        **{key: draft_units()[key] for key in ("cut", "larger_cut")},
+    }
 
 
 def _cut_share_at_128() -> float:
@@ -226,9 +245,14 @@ PAGES: Mapping[str, Claims] = {
         "same record; at the study's rate that would be about {drained_cut} (drained) and {steady_cut} (steady).": (
             checked_units_h100
         ),
-        "On an H200, 128 tokens everywhere are {drained} (drained) and {steady} (steady) times as fast, and `wide-128` "
-        "{units_drained} and {units_steady} times; at the study's rate that would be about {drained_cut}, {steady_cut}, "
-        "{units_drained_cut} and {units_steady_cut}": checked_h200,
+        "On an H200 `wide-128-4x4`, which is that schedule, is {drained_few} times as fast as dense attention on the "
+        "drained set with {drained_few_cut} % of the windows cut, and {steady_few} times on the steady one with "
+        "{steady_few_cut} %": checked_units_h200,
+        "runs under such drafts had {cut} % of the windows cut": checked_units_h200,
+        "At the rate of pages there ({drained_many_cut} and {steady_many_cut} %) it is {drained_many} and {steady_many} "
+        "times.": checked_units_h200,
+        "decode {larger} instead of {small} times as fast on the steady set without a check, but in the study "
+        "{larger_cut} % of their windows are cut": checked_units_h200,
         "the schedule of .86 with a check is {calibrated_drained} times as fast as dense attention on the drained set and "
         "{calibrated_steady} times on the steady one": checked_runs,
         "{fixed_drained} and {fixed_steady} times. With {cut} % of the windows cut, which is the study's rate with 128 "

@@ -37,8 +37,8 @@ FAMILY_COLOR = {
     "budgets": "#17a2a2",
     "adaptive": "#5b6abf",
 }
-LINES = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (9, 3)), (0, (1, 4)), (0, (6, 2, 2, 2)))
-MARKS = "osD^vPX*"
+LINES = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (9, 3)), (0, (1, 4)), (0, (6, 2, 2, 2)), (0, (3, 1, 1, 1)))
+MARKS = "osD^vPX*h"
 """Of the rows of a family, by their place in it."""
 PHASES = ("rollout", "score", "measure", "update", "distill", "weights", "ceiling")
 PHASE_COLOR = ("#0b7a75", "#5b6abf", "#b7791f", "#c8553d", "#8a4f7d", "#6b8e23", "#66727f")

@@ -56,9 +56,9 @@ def test_the_rows_of_a_family_are_told_apart_or_refused(tmp_path) -> None:
     families = [row.family for row in rows(Settings("folder")).values()]
     assert max(map(families.count, families)) <= len(set(plots.LINES)) == len(set(plots.MARKS))
     whole = {"state": "finished", "stopped": ""}
-    table = [{"row": str(n), "family": "eviction", "accuracy_change": {"mean": 0.0}} for n in range(9)]
+    table = [{"row": str(n), "family": "eviction", "accuracy_change": {"mean": 0.0}} for n in range(10)]
     results = {"runs": [whole | {"row": row["row"]} for row in table], "table": table}
-    with pytest.raises(UserError, match="9 rows"):
+    with pytest.raises(UserError, match="10 rows"):
         plots.draw(records.write(tmp_path / "study.json", KIND, results), tmp_path / "figures")
 
 

@@ -90,7 +90,7 @@ def test_a_share_of_cut_windows_gives_the_drafts_that_vllm_counted() -> None:
                 if cell["window_tokens"] in all_drafted:
                     rejected_share = -math.expm1(math.log1p(-cell["cut_share"]) / cell["window_tokens"])
                     rate = rejected_share * cell["window_tokens"] / cell["cut_share"]
-                assert rate == pytest.approx(cell["drafted_per_kept"], rel=0.04)
+                assert rate == pytest.approx(cell["drafted_per_kept"], rel=0.05)
                 found += 1
     assert found > 30
 
