@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from sparroll.cli import main
+from sparroll.engines.vllm.engine import VLLMEngine
 from sparroll.engines.vllm.launch import installed_version
 from sparroll.engines.vllm.serve_args import serve_arguments
 from sparroll.train.sampling.rewards import Graded
@@ -49,6 +50,27 @@ def test_calibrate_samples_with_vllm_and_scores_with_transformers(tmp_path: Path
     assert all(row["q05"] > 0.95 for row in ceiling if row["tokens"] > 50)
     assert json.loads((tmp_path / "settings.json").read_text())["engine"] == "vllm"
     assert (tmp_path / "schedule.toml").is_file()
+
+
+def test_every_selector_of_a_calibration_has_an_engine_of_its_own(tmp_path: Path, monkeypatch: Any) -> None:
+    """vLLM allocates the index of one selector."""
+    started: list[str] = []
+    start = VLLMEngine.__init__
+
+    def noted(self: VLLMEngine, *arguments: Any, **named: Any) -> None:
+        started.append(str(named["capacity"].selector.kind))
+        start(self, *arguments, **named)
+
+    monkeypatch.setattr(VLLMEngine, "__init__", noted)
+    settings = ["--samples", "2", "--max-new-tokens", "100", "--bin-tokens", "200", "--verify-rounds", "0"]
+    asked = [*settings, "--budget", "160", "--target", "0.001", "--gpu", "H200"]
+    second = ["--also-selector", "quantized_mean,page_tokens=16,bits=1"]
+    assert main(["calibrate", *PROMPTS, *asked, *second, "--out", str(tmp_path)]) == 0
+    record = json.loads((tmp_path / "calibration.json").read_text())
+    assert started == ["page_mean", "quantized_mean"]
+    assert {point["selector"] for point in record["results"]["tradeoff"]["points"]} == {
+        "page_mean 16", "quantized_mean 16, bits 1"
+    }  # fmt: skip
 
 
 def test_rollout_and_profile_run(tmp_path: Path) -> None:

@@ -11,13 +11,14 @@ import dataclasses
 import hashlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
+from sparroll.attention.selectors import Selector
 from sparroll.calibrate.check_figures import CheckFigures
 from sparroll.engines.base import under
 from sparroll.engines.generate_arguments import check_temperature
@@ -173,6 +174,11 @@ class Study:
     settings: MeasureSettings
     rollouts: list[Rollout] | None = None
     """The dense rollouts, as soon as they exist."""
+    restart: Callable[[Schedule], Engine] | None = None
+    """Starts an engine with the index of this schedule's selector, where one engine has no other. The one before is
+    closed first. None: the engine runs them all."""
+    indexed: Selector | None = None
+    """The selector that the engine has now; only with `restart`."""
     given_rollouts: str | None = field(default=None, init=False)
     """Digest of the dense rollouts that the study was given; None if it generates them itself."""
     _dense_scores: list[TokenScores] | None = field(default=None, init=False, repr=False)
@@ -180,6 +186,13 @@ class Study:
     def __post_init__(self) -> None:
         if self.rollouts is not None:
             self.given_rollouts = digest([[r.prompt_ids, r.response_ids] for r in self.rollouts])
+
+    def __enter__(self) -> Study:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Closes the engine, whichever is open."""
+        self.engine.close()
 
     def dense_rollouts(self, on_progress: OnProgress | None = None) -> list[Rollout]:
         """The dense rollouts. The first call generates them."""
@@ -247,7 +260,7 @@ class Study:
         return Measurement(schedule, statistics, self.settings.estimator, share, mode, seed, seconds)
 
     def _generate(self, schedule: Schedule | None, seed: int, on_progress: OnProgress | None) -> list[Rollout]:
-        with under(self.engine, schedule=schedule):
+        with under(self._engine_for(schedule), schedule=schedule):
             self.engine.reset_report()
             return self.engine.generate(
                 self.prompts,
@@ -258,6 +271,13 @@ class Study:
                 top_k=self.settings.list_tokens,
                 on_progress=counted(on_progress, "rollouts"),
             )
+
+    def _engine_for(self, schedule: Schedule | None) -> Engine:
+        """The engine, which from here on runs this schedule."""
+        if schedule is not None and self.restart is not None and schedule.selector != self.indexed:
+            self.engine.close()
+            self.engine, self.indexed = self.restart(schedule), schedule.selector
+        return self.engine
 
     def _exact_ceiling(self, on_progress: OnProgress | None) -> TailStatistics:
         if self.given_rollouts is not None:
@@ -276,7 +296,7 @@ class Study:
         settings, samples = self.settings, self.settings.samples
         group, progress = self._prompts_at_a_time(), counted(on_progress, "rollouts sampled and scored")
         statistics, rollouts = settings.statistics(), list[Rollout]()
-        with under(self.engine, schedule=schedule):
+        with under(self._engine_for(schedule), schedule=schedule):
             self.engine.reset_report()
             for start in range(0, len(self.prompts), group):
                 numbers = range(start, min(start + group, len(self.prompts)))

@@ -8,7 +8,8 @@ from typing import Any
 
 from sparroll.attention.selectors import Selector, make_selector
 from sparroll.calibrate.measure import MeasureSettings, Study
-from sparroll.engines.make import check_samples_at, dtype_named, make_engine, roomiest
+from sparroll.engines.base import Engine
+from sparroll.engines.make import check_available, check_samples_at, dtype_named, make_engine, roomiest
 from sparroll.engines.prompt_encoder import PromptEncoder
 from sparroll.engines.scoring import Scorer
 from sparroll.errors import UserError
@@ -32,23 +33,40 @@ def open_study(
     """A study with an engine and a scorer on one model. The scorer is always transformers, whichever engine samples.
 
     schedules: those that will be measured, or one of each kind. Raises UserError if the engine cannot run one of them,
-    or cannot sample at the temperature.
+    or cannot sample at the temperature. One vLLM engine has one selector, so another one is started for each of them.
     """
     check_samples_at(engine, settings.temperature)
-    precision = dtype_named(dtype)
-    sampler = make_engine(
-        engine,
-        model,
-        capacity=roomiest(schedules),
-        dtype=precision,
-        device=device,
-        max_batch=max_batch,
-        gpu_memory_share=0.5,
-    )
-    for schedule in schedules:
-        sampler.check_schedule(schedule)
+    precision, apart = dtype_named(dtype), engine == "vllm"
+    if apart:
+        check_available(engine)
+        from sparroll.engines.vllm.arguments import check_selector
+
+        for each in schedules:
+            check_selector(each.selector)
+
+    def start(schedule: Schedule | None) -> Engine:
+        """An engine for this schedule, and for the others that it can run."""
+        alike = [each for each in schedules if not apart or schedule is None or each.selector == schedule.selector]
+        made = make_engine(
+            engine,
+            model,
+            capacity=roomiest(alike),
+            dtype=precision,
+            device=device,
+            max_batch=max_batch,
+            gpu_memory_share=0.5,
+        )
+        for each in alike:
+            made.check_schedule(each)
+        return made
+
+    first = schedules[0] if schedules else None
+    sampler = start(first)
     scorer = Scorer.beside(sampler, device=device, dtype=precision)
-    return Study(sampler, scorer, PromptEncoder(sampler.tokenizer, chat).ids(prompts), settings)
+    ids = PromptEncoder(sampler.tokenizer, chat).ids(prompts)
+    if first is None or not apart:
+        return Study(sampler, scorer, ids, settings)
+    return Study(sampler, scorer, ids, settings, restart=start, indexed=first.selector)
 
 
 def study_table(

@@ -151,7 +151,7 @@ def calibrate(
             say(f"what {out} holds of that from before is not sampled again")
         if cost.is_dear:
             say(cost.warning, alarm=True)
-        with study.engine:
+        with study:
             found = run(
                 study,
                 out=out,

@@ -100,7 +100,7 @@ def profile(
             model, entries, chat, settings, asked,
             engine=engine, device=device, dtype=dtype, max_batch=max_batch,
         )  # fmt: skip
-        with study.engine:
+        with study:
             found = measure(study, asked, out=out / "measured", on_progress=bars.bar("profile"))
     config = study_table(model, entries, chat, settings, engine, dtype=dtype, schedules=[each.name for each in asked])
     seconds = time.perf_counter() - started

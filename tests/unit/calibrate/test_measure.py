@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from sparroll.attention.selectors import QuantizedMean
 from sparroll.calibrate import measure
 from sparroll.calibrate.measure import MeasureSettings, Study, read_share
 from sparroll.errors import UserError
@@ -166,3 +167,30 @@ def test_settings_are_plain_data():
 def test_bad_settings_are_refused_before_anything_runs(change, message):
     with pytest.raises(UserError, match=message):
         MeasureSettings(**{"max_new_tokens": 30, **change})
+
+
+def test_where_an_engine_has_one_selector_another_is_started_for_each_and_the_last_one_is_closed() -> None:
+    class OneSelector(FakeEngine):
+        closed = False
+
+        def close(self) -> None:
+            self.closed = True
+
+    pages, small = Schedule.fixed(64), Schedule.fixed(64, QuantizedMean(16, bits=4))
+    made = [OneSelector()]
+
+    def restart(schedule: Schedule) -> OneSelector:
+        assert made[-1].closed, "two engines do not fit beside each other"
+        made.append(OneSelector())
+        return made[-1]
+
+    settings = study().settings
+    with Study(made[0], FakeScorer(), [[1] * 20], settings, restart=restart, indexed=pages.selector) as bench:
+        for schedule in (pages, pages.checked(16, 0.1), small, small):
+            bench.measure(schedule)
+        bench.measure(pages, mode="replay")
+        bench.dense_rollouts()
+        assert len(made) == 2 and bench.engine is made[1] and not made[1].closed
+        bench.measure(pages)
+    assert len(made) == 3 and all(each.closed for each in made)
+    assert Study(FakeEngine(), FakeScorer(), [[1] * 20], settings).measure(small).schedule == small

@@ -74,7 +74,7 @@ def update_index(
     )
     _index_dtype(index_PSHW, selector)
     _contiguous_rows(keys_PBHD=keys_PBHD, index_PSHW=index_PSHW)
-    _scored(selector, impl)
+    check_scored(selector, impl)
     if apart_2L is not None:
         if impl != "triton":
             raise UserError(
@@ -186,7 +186,7 @@ def score_units(
     _index_dtype(index_PSHW, selector)
     _dtype("scores_RHU", scores_RHU, torch.float32)
     _contiguous_rows(query_RHGD=query_RHGD, index_PSHW=index_PSHW, block_table_RM=block_table_RM, scores_RHU=scores_RHU)
-    _scored(selector, impl)
+    check_scored(selector, impl)
     if impl == "triton":
         check_fits(workspace, requests)
     if peaks_RHK is not None:
@@ -405,7 +405,8 @@ def _units_per_block(block_tokens: int, selector: Selector) -> int:
     return block_tokens // unit
 
 
-def _scored(selector: Selector, impl: str) -> None:
+def check_scored(selector: Selector, impl: str) -> None:
+    """Raise UserError where this implementation cannot score the units of such a selector."""
     if impl == "triton" and selector.kind not in _SCORED_BY_TRITON:
         raise UserError(
             f"no triton kernel scores units for the selector {selector.kind!r}",

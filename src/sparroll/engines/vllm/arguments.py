@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from sparroll.attention.decode.paged import check_scored
+from sparroll.attention.selectors.base import Selector
 from sparroll.draft_check import DraftCheck
 from sparroll.engines.vllm.settings import KEY, SCHEDULE_VARIABLE, VLLMSettings, check_token_count
 from sparroll.engines.vllm.worker import EXTENSION
@@ -68,6 +70,7 @@ def llm_arguments(
     if kv_cache_gib is not None:
         arguments["kv_cache_memory_bytes"] = int(kv_cache_gib * 2**30)
     if capacity is not None:
+        check_selector(capacity.selector)
         arguments |= {
             "block_size": math.lcm(16, capacity.selector.row_tokens),
             "additional_config": {KEY: _asked(capacity, short_step_tokens)},
@@ -75,6 +78,12 @@ def llm_arguments(
         if not on_cpu:
             arguments["attention_backend"] = "CUSTOM"
     return arguments
+
+
+def check_selector(selector: Selector) -> None:
+    """Raise UserError for a selector that has no kernels, where there is a GPU."""
+    if torch.cuda.is_available():
+        check_scored(selector, "triton")
 
 
 def whole_prompts(context_limit: int) -> dict[str, Any]:
