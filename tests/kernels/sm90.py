@@ -1,7 +1,8 @@
 """Compiles all kernels for Hopper, on a machine without a GPU: `python tests/kernels/sm90.py [full] [choice | others]`
 prints registers, stack (spills) and shared memory of each, behind the file and the function, how many loads of 16 bytes
-it has (WIDE), and how many reductions that triton gets wrong up to 3.6 (SPLIT). A process of its own, since triton
-interprets in the tests'.
+it has (WIDE), how often it reads global memory before it waits for the kernel in front of it (EARLY), how often it writes
+or ends before (HASTY), and how many reductions that triton gets wrong up to 3.6 (SPLIT). A process of its own, since
+triton interprets in the tests'.
 
 What the interpreter runs need not compile: a variable of a loop, say, must keep its type. `full` takes every dtype with
 head sizes 64 and 128 and groups of 1, 2 and 4, and other layouts (minutes); otherwise each kernel is compiled once, and
@@ -286,6 +287,35 @@ def split_reductions(ttgir: str) -> int:
     return split
 
 
+_BRANCH = re.compile(r"^(@\S+)?\s*bra(?:\.uni)?\s+(\$L__BB\w+)")
+
+
+def before_wait(ptx: str) -> tuple[int, int]:
+    """Loads of global memory that a thread can come to before it has waited for the kernel in front of its own; and writes,
+    and ends, since what follows takes that kernel for ended, too. None where the kernel never waits."""
+    if "griddepcontrol.wait" not in ptx:
+        return 0, 0
+    lines = [line.strip() for line in ptx.splitlines()]
+    places = {line.partition(":")[0]: place for place, line in enumerate(lines) if line.startswith("$L__BB")}
+    seen: set[int] = set()
+    ahead = [0]
+    while ahead:
+        place = ahead.pop()
+        while place < len(lines) and place not in seen and "griddepcontrol.wait" not in lines[place]:
+            seen.add(place)
+            if branch := _BRANCH.match(lines[place]):
+                ahead.append(places[branch[2]])
+                if not branch[1]:
+                    break
+            place += 1
+    come_to = [lines[place] for place in seen]
+    early, hasty = (
+        sum(bool(re.search(rf"\b(?:{kinds})", line)) for line in come_to)
+        for kinds in (r"ld\.global", r"st\.global|atom\.|red\.|ret;")
+    )
+    return early, hasty
+
+
 def _lanes(layout: str, layouts: dict[str, str]) -> list[list[int]]:
     """How far each bit of a thread's number moves along each axis. Those of `blocked` layouts are never split: none."""
     layout = layouts.get(layout, layout)
@@ -320,8 +350,10 @@ def main(full: bool, choice: bool, others: bool) -> None:
     def show(kernel: Kernel, dtype: torch.dtype, *about: str, of_sixteen: bool = True) -> None:
         told, forms = ", ".join((kernel[0], *about)), compiled(kernel, dtype, of_sixteen)
         wide = forms["ptx"].count("ld.global.v4")
+        early, hasty = before_wait(forms["ptx"])
         split = split_reductions(forms["ttgir"])
-        print(f"{place_of(kernel[1])}: {told}: {usage(forms['cubin'])} WIDE:{wide} SPLIT:{split}", flush=True)
+        about = f"WIDE:{wide} EARLY:{early} HASTY:{hasty} SPLIT:{split}"
+        print(f"{place_of(kernel[1])}: {told}: {usage(forms['cubin'])} {about}", flush=True)
 
     for kernel in choice_kernels(full) if choice else ():
         # Rows of scores are as long as a context may be.

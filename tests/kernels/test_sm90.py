@@ -27,7 +27,8 @@ def launched() -> set[str]:
 
 
 def compiled(which: str, cache: Path) -> list[str]:
-    """What sm90.py tells of each kernel. None spills registers or has a reduction that triton gets wrong."""
+    """What sm90.py tells of each kernel. None spills registers, has a reduction that triton gets wrong, or writes before the
+    kernel in front of it has ended."""
     from triton import knobs
 
     for tool in ("ptxas", "cuobjdump"):
@@ -48,13 +49,19 @@ def compiled(which: str, cache: Path) -> list[str]:
     lines = run.stdout.splitlines()
     assert all("REG:" in line for line in lines), run.stdout
     assert all("STACK:0 " in line for line in lines), f"registers spill: {run.stdout}"
+    hasty = [line for line in lines if " HASTY:0 " not in line]
+    assert not hasty, f"writes while the kernel before it still runs: {hasty}"
     split = [line for line in lines if not line.endswith(" SPLIT:0")]
     assert not split, f"numbers of the wrong threads, up to triton 3.6: {split}"
     return lines
 
 
 def test_kernels_compile_for_hopper(tmp_path: Path) -> None:
-    found = {line.partition(":")[0] for line in compiled("others", tmp_path)} | {"triton_top_k._choose"}
+    lines = compiled("others", tmp_path)
+    # Those that know a plan read it, and no other one reads anything, before the kernel in front of them has ended.
+    early = {line.partition(":")[0] for line in lines if " EARLY:0 " not in line}
+    assert early == {"triton_attend._gather", "triton_score._mean_query", "triton_score_codes._score_codes"}
+    found = {line.partition(":")[0] for line in lines} | {"triton_top_k._choose"}
     assert len(launched()) > 15 and not launched() - found, f"not compiled: {sorted(launched() - found)}"
 
 
@@ -67,6 +74,8 @@ def test_the_choice_of_units_compiles_in_every_layout_that_the_host_can_choose(t
     # Of each layout, as many as there are where no load of scores is cut into single ones.
     wide = [int(line.partition(" WIDE:")[2].partition(" ")[0]) for line in lines]
     assert wide == [2, 2, 6, 64, 40, 40], f"scores are loaded one by one: {lines}"
+    # A request's context and its budget.
+    assert all(" EARLY:2 " in line for line in lines)
 
 
 def test_a_reduction_over_threads_with_others_between_them_is_found() -> None:
@@ -80,3 +89,25 @@ def test_a_reduction_over_threads_with_others_between_them_is_found() -> None:
     assert split_reductions(reduced % "[8, 0]") == 0
     of_slice = reduced.replace("xi32, #linear>)", "xi32, #ttg.slice<{dim = 2, parent = #linear}>>)")
     assert split_reductions(of_slice.replace("[0, 2]", "[0, 2, 0]") % "[0, 1, 0]") == 1
+
+
+def test_what_a_thread_can_come_to_before_it_waits_is_found_wherever_it_stands() -> None:
+    before_wait = runpy.run_path(str(Path(__file__).with_name("sm90.py")))["before_wait"]
+    kernel = """
+        ld.global.b32 { %r1 }, [ %rd1 + 0 ];
+        @%p1 bra $L__BB0_3;
+        bra.uni $L__BB0_2;
+    $L__BB0_1:
+        st.global.b32 [ %rd2 + 0 ], { %r1 };
+        ret;
+    $L__BB0_2:
+        griddepcontrol.wait;
+        bra.uni $L__BB0_1;
+    $L__BB0_3:
+        LAST
+        griddepcontrol.wait;
+    """
+    assert before_wait(kernel) == (1, 0), "the write stands before the wait, and is only come to behind it"
+    assert before_wait(kernel.replace("LAST", "@%p2 bra $L__BB0_1;")) == (1, 2), "it writes and ends"
+    assert before_wait(kernel.replace("LAST", "atom.global.add.u32 %r2, [ %rd3 ], 1;")) == (1, 1)
+    assert before_wait("st.global.b32 [ %rd2 + 0 ], { %r1 };") == (0, 0)
