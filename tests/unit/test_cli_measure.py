@@ -197,6 +197,13 @@ def test_measuring_refuses_bad_settings_before_the_model_is_loaded(
             "--page-tokens 8 is given, and page_tokens=4",
             "leave one",
         ),
+        (
+            "--selector page_mean,page_tokens=4 --page-tokens 16",
+            "--page-tokens 16 is given, and page_tokens=4",
+            "leave one",
+        ),
+        ("--selector page_mean,kind=3", "kind is given twice in 'page_mean,kind=3'", "leave one"),
+        ("--selector page_mean,page_tokens=4,page_tokens=8", "page_tokens is given twice", "leave one"),
         ("--objective kl --at-time-of CHECKED", "checks drafts, so a token takes more", "without [check]"),
         ("--also-selector page_meen", "unknown selector kind 'page_meen'", "page_mean"),
         ("--also-selector quantized_mean,bits", "name=number, got 'bits'", "quantized_mean,page_tokens=4,bits=2"),

@@ -48,6 +48,8 @@ class Machine:
     """Of measured steps of this model on this device; None: `kernels`, or the roofline."""
     kernels: KernelTimes | None = None
     """What the decode kernels take on this device; None: they count by their bytes."""
+    untimed: str = ""
+    """The selectors for whose sake `kernels` are left out, in words."""
 
     @staticmethod
     def decoding(
@@ -59,6 +61,15 @@ class Machine:
         prompt_tokens = min(len(each.prompt_ids) for each in rollouts)
         lengths = LengthMix.parse(ends).decode_contexts(prompt_tokens)
         return Machine(shape, hardware, lengths, time_model, None if time_model else kernel_times_of(hardware.name))
+
+    def comparing(self, selectors: Sequence[Selector]) -> Machine:
+        """The same, for a comparison of these: without timed kernels where only some of them were timed. The others would
+        count by their bytes alone, and win by that."""
+        kernels = self.kernels
+        if kernels is None or len(selectors) < 2:
+            return self
+        untimed = [selector_label(each) for each in selectors if kernels.of(each) is None]
+        return replace(self, kernels=None, untimed=", ".join(untimed)) if untimed else self
 
     def plan(self, schedule: Schedule, drafted_per_kept: float | None = None) -> Plan:
         """What the schedule is predicted to cost here."""
@@ -77,6 +88,11 @@ class Machine:
         """What the times of a selector's steps rest on."""
         if self.time_model is not None:
             return f"steps are predicted by a time model that was fitted to {self.time_model.steps} measured ones"
+        if self.untimed:
+            return (
+                f"times: kernels of {self.untimed} were not timed on {self.hardware.name}, so the steps of all selectors "
+                "are predicted by their bytes alone, at peak rates; that favours small pages, whose choice takes longer"
+            )
         if self.kernels is None:
             return (
                 f"times: no kernels that were timed on {self.hardware.name} are used, so steps are predicted by their bytes "
@@ -124,6 +140,15 @@ class CheckChoice:
     candidates: tuple[Candidate, ...]
     hardware: str
     refused: tuple[str, ...]
+    several: bool = False
+    """Whether several selectors were swept."""
+    times: tuple[str, ...] = ()
+    """What the times of the selectors rest on, in words."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Pairs without a schedule, and what the times rest on."""
+        return (*self.refused, *self.times)
 
     @property
     def best(self) -> Candidate:
@@ -132,8 +157,7 @@ class CheckChoice:
     def said(self) -> str:
         """One line for `made_by`."""
         best = self.best
-        several = len({each.selector for each in self.candidates}) > 1
-        named = f"{best.label} with " if several else ""
+        named = f"{best.label} with " if self.several else ""
         return (
             f"{named}windows of {best.check.window_tokens}, floor {best.check.floor:g} and budgets from "
             f"{best.least_budget_tokens} have the least predicted time of {len(self.candidates)} on "
@@ -144,7 +168,8 @@ class CheckChoice:
     def table(self) -> dict[str, Any]:
         """Plain data for a JSON record."""
         candidates = [each.table() for each in self.candidates]
-        return {"hardware": self.hardware, "candidates": candidates, "refused": list(self.refused)}
+        about = {"hardware": self.hardware, "times": list(self.times)}
+        return {**about, "candidates": candidates, "refused": list(self.refused)}
 
 
 def choose(
@@ -162,6 +187,7 @@ def choose(
     """
     candidates: list[Candidate] = []
     refused: list[str] = []
+    several = len({each.selector for each in sweeps}) > 1
     error: UserError | None = None
     for sweep in sweeps:
         assert sweep.check is not None, "only checked sweeps are compared"
@@ -169,14 +195,15 @@ def choose(
             candidates += _candidates(sweep, machine, target, bounds, fit)
         except UserError as found:
             error = found
-            named = f"{selector_label(sweep.selector)}, " if len({each.selector for each in sweeps}) > 1 else ""
+            named = f"{selector_label(sweep.selector)}, " if several else ""
             tried = f"{named}windows of {sweep.check.window_tokens}, floor {sweep.check.floor:g}"
             refused.append(f"{tried}: {found.message}")
     if not candidates:
         assert error is not None, "there is a sweep"
         raise error
     candidates.sort(key=lambda each: each.token_seconds)
-    return CheckChoice(tuple(candidates), machine.hardware.name, tuple(refused))
+    times = tuple(dict.fromkeys(machine.times_said(each.selector) for each in sweeps))
+    return CheckChoice(tuple(candidates), machine.hardware.name, tuple(refused), several, times)
 
 
 def _candidates(

@@ -276,6 +276,7 @@ class Study:
         """The engine, which from here on runs this schedule."""
         if schedule is not None and self.restart is not None and schedule.selector != self.indexed:
             self.engine.close()
+            self.indexed = None
             self.engine, self.indexed = self.restart(schedule), schedule.selector
         return self.engine
 

@@ -37,17 +37,14 @@ def open_study(
     """
     check_samples_at(engine, settings.temperature)
     precision, apart = dtype_named(dtype), engine == "vllm"
-    if apart:
-        check_available(engine)
-        from sparroll.engines.vllm.arguments import check_selector
-
-        for each in schedules:
-            check_selector(each.selector)
+    kinds: dict[Selector | None, list[Schedule]] = {}
+    for schedule in schedules:
+        kinds.setdefault(schedule.selector if apart else None, []).append(schedule)
 
     def start(schedule: Schedule | None) -> Engine:
         """An engine for this schedule, and for the others that it can run."""
-        alike = [each for each in schedules if not apart or schedule is None or each.selector == schedule.selector]
-        made = make_engine(
+        alike = kinds.get(schedule.selector if apart and schedule else None, [])
+        return make_engine(
             engine,
             model,
             capacity=roomiest(alike),
@@ -56,17 +53,43 @@ def open_study(
             max_batch=max_batch,
             gpu_memory_share=0.5,
         )
-        for each in alike:
-            made.check_schedule(each)
-        return made
 
+    if apart:
+        _check_kernels(engine, schedules)
     first = schedules[0] if schedules else None
     sampler = start(first)
-    scorer = Scorer.beside(sampler, device=device, dtype=precision)
-    ids = PromptEncoder(sampler.tokenizer, chat).ids(prompts)
-    if first is None or not apart:
-        return Study(sampler, scorer, ids, settings)
-    return Study(sampler, scorer, ids, settings, restart=start, indexed=first.selector)
+    try:
+        for alike in kinds.values():
+            for schedule in alike:
+                _check_runs(sampler, schedule, alike)
+        scorer = Scorer.beside(sampler, device=device, dtype=precision)
+        study = Study(sampler, scorer, PromptEncoder(sampler.tokenizer, chat).ids(prompts), settings)
+    except BaseException:
+        sampler.close()
+        raise
+    if apart and first is not None:
+        study.restart, study.indexed = start, first.selector
+    return study
+
+
+def _check_kernels(engine: str, schedules: Sequence[Schedule]) -> None:
+    check_available(engine)
+    from sparroll.engines.vllm.arguments import check_selector
+
+    for schedule in schedules:
+        check_selector(schedule.selector)
+
+
+def _check_runs(sampler: Engine, schedule: Schedule, alike: Sequence[Schedule]) -> None:
+    """Raise UserError where the engine that is started for all of `alike` could not run this one of them. An engine that is
+    started later is checked now, not after the measurements before it."""
+    if sampler.kind == "vllm":
+        from sparroll.engines.vllm.engine import VLLMEngine
+
+        assert isinstance(sampler, VLLMEngine), "the engine vllm"
+        sampler.check_schedule(schedule, roomiest(alike))
+    else:
+        sampler.check_schedule(schedule)
 
 
 def study_table(
@@ -100,12 +123,11 @@ def published_selector(
 
 
 def selector_from(
-    text: str, page_tokens: int = PAGE_TOKENS, first_tokens: int | None = None, recent_tokens: int | None = None
+    text: str, page_tokens: int | None = None, first_tokens: int | None = None, recent_tokens: int | None = None
 ) -> Selector:
     """A selector from its kind and settings in one word: "quantized_mean,page_tokens=4,bits=2". What is left out is what
-    the other arguments say, and as in `published_selector`."""
+    the other arguments say, and as in `published_selector`, with pages of 16 tokens."""
     kind, *parts = text.split(",")
-    usual = {"page_tokens": PAGE_TOKENS, "first_tokens": None, "recent_tokens": None}
     beside = {"page_tokens": page_tokens, "first_tokens": first_tokens, "recent_tokens": recent_tokens}
     settings: dict[str, int] = {}
     for part in parts:
@@ -115,8 +137,11 @@ def selector_from(
                 f"a selector is its kind, then settings as name=number, got {part!r} in {text!r}",
                 "for example quantized_mean,page_tokens=4,bits=2",
             )
+        if name == "kind" or name in settings:
+            raise UserError(f"{name} is given twice in {text!r}", "leave one of them out")
         settings[name] = int(value)
-        if name in beside and beside[name] not in (usual[name], settings[name]):
+        if beside.get(name) not in (None, settings[name]):
             option = f"--{name.replace('_', '-')} {beside[name]}"
             raise UserError(f"{option} is given, and {part.strip()} in {text!r}", "leave one of them out")
-    return published_selector(kind.strip(), **{**beside, **settings})  # type: ignore[arg-type]
+    given = {name: value for name, value in beside.items() if value is not None}
+    return published_selector(kind.strip(), **{"page_tokens": PAGE_TOKENS, **given, **settings})

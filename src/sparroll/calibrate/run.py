@@ -62,7 +62,7 @@ class Calibration:
     def notes(self) -> tuple[str, ...]:
         """Notes for the reader: bins without data, budgets that were not measured, and those that the verification
         raised."""
-        refused = self.choice.refused if self.choice else ()
+        refused = self.choice.notes if self.choice else ()
         refused += self.tradeoff.notes if self.tradeoff else ()
         left_out: tuple[str, ...] = ()
         if len(self.sweep.grid) < len(self.grid):
@@ -186,7 +186,9 @@ def calibrate(
     with locked(out, "sparroll calibrate"):
         fine = Fine(wanted, most_budgets, narrow=not weighs_time and not layer_groups)
         sweeps = _sweeps(study, out, selectors, checks, layer_groups, fine, on_progress, **common)
-        machine = Machine.decoding(study.dense_rollouts(), shape, device, time_model) if shape is not None else None
+        machine = None
+        if shape is not None:
+            machine = Machine.decoding(study.dense_rollouts(), shape, device, time_model).comparing(selectors)
         about: dict[str, Any] = {"model": model, "name": name}
         chosen = _choose(sweeps, machine, wanted, bool(checks), (step_time_share, at_time_of), made_by, about)
         verification = None

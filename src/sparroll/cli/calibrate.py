@@ -110,7 +110,9 @@ def calibrate(
     )  # fmt: skip
     candidates = asked.Candidates(
         budgets=budget or [pages * 16 for pages in PUBLISHED_PAGES],
-        selector=selector_from(selector, page_tokens, first_tokens, recent_tokens),
+        selector=selector_from(
+            selector, common.typed(command, "page_tokens", page_tokens), first_tokens, recent_tokens
+        ),
         dense_layers=named.layer_numbers(dense_layers),
         checks=asked.checks_of(check_windows, check_floors),
         also_selectors=[selector_from(each) for each in also_selector or []],

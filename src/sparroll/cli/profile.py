@@ -75,7 +75,7 @@ def profile(
         max_new_tokens=max_new_tokens, mode=mode, samples=samples, temperature=temperature,  # type: ignore[arg-type]
         estimator=estimator, bin_tokens=bin_tokens, seed=seed,
     )  # fmt: skip
-    chosen = selector_from(selector, page_tokens, first_tokens, recent_tokens)
+    chosen = selector_from(selector, common.typed(command, "page_tokens", page_tokens), first_tokens, recent_tokens)
     dense = named.layer_numbers(dense_layers)
     asked = [Schedule.load(name, model=model, force=force_schedule) for name in schedule or []]
     asked = [*(Schedule.fixed(tokens, chosen, dense) for tokens in budget or []), *asked]

@@ -23,6 +23,7 @@ from sparroll.cli.calibration.printed import text
 from sparroll.draft_check import DraftCheck
 from sparroll.errors import UserError
 from sparroll.plan.hardware import find_hardware
+from sparroll.plan.kernel_times import kernel_times_of
 from sparroll.plan.length_mix import LengthMix
 from sparroll.plan.model_shape import ModelShape
 from sparroll.schedule import Schedule, Step
@@ -326,20 +327,34 @@ def test_a_bin_with_too_many_tokens_far_off_is_raised_though_its_tail_holds(tmp_
 
 
 def test_every_selector_is_measured_under_every_check_and_the_fastest_pair_is_taken(tmp_path) -> None:
-    """The fake engine draws alike under both selectors, so the one with the smaller index wins."""
-    bench, cheap = study(), QuantizedMean(16, bits=1)
-    found = run(bench, tmp_path, also_selectors=[cheap], verify_rounds=1)
+    """The fake engine draws alike under both selectors, so the one whose steps are predicted to be shorter wins: pages of
+    16, since both were timed on an H200."""
+    bench, small = study(), QuantizedMean(4, bits=4)
+    found = run(bench, tmp_path, selector=small, also_selectors=[PageMean()], verify_rounds=1)
     pairs = {(each.selector, each.check) for each in found.choice.candidates}
-    assert pairs == {(selector, check) for selector in (PageMean(), cheap) for check in CHECKS}
-    assert found.schedule.selector == found.sweep.selector == cheap and found.schedule.check == found.sweep.check
-    assert found.schedule.made_by["chosen"].startswith("quantized_mean 16, bits 1 with windows of ")
-    assert found.table()["choice"]["candidates"][0]["selector"] == cheap.table()
+    assert pairs == {(selector, check) for selector in (PageMean(), small) for check in CHECKS}
+    assert found.schedule.selector == found.sweep.selector == PageMean() and found.schedule.check == found.sweep.check
+    assert found.schedule.made_by["chosen"].startswith("page_mean 16 with windows of ")
+    assert found.table()["choice"]["candidates"][0]["selector"] == PageMean().table()
+    assert len(found.choice.times) == 2 and not set(found.choice.times) - set(found.notes)
     lines = text(found)
     (head,) = (number for number, line in enumerate(lines) if line.startswith("selector"))
-    assert lines[head + 1].startswith("quantized_mean 16, bits 1") and "page_mean 16 " in "\n".join(lines[head:])
-    alone = run(study(), tmp_path / "alone", also_selectors=(), verify_rounds=1)
+    assert lines[head + 1].startswith("page_mean 16 ")
+    alone = run(study(), tmp_path / "alone", verify_rounds=1)
     assert not any(line.startswith("selector") for line in text(alone))
     # A second call finds all of them and samples nothing.
     again = study()
-    assert run(again, tmp_path, also_selectors=[cheap], verify_rounds=1).path.read_bytes() == found.path.read_bytes()
-    assert again.engine.generated == []
+    written = run(again, tmp_path, selector=small, also_selectors=[PageMean()], verify_rounds=1).path.read_bytes()
+    assert written == found.path.read_bytes() and again.engine.generated == []
+
+
+def test_where_one_selector_was_not_timed_all_are_compared_by_their_bytes(tmp_path) -> None:
+    """Otherwise it would win by what is left out of its steps."""
+    untimed = QuantizedMean(16, bits=4)
+    found = run(study(), tmp_path, also_selectors=[untimed], verify_rounds=0)
+    (said,) = found.choice.times
+    assert "kernels of quantized_mean 16, bits 4 were not timed on H200, so the steps of all" in said
+    assert said in found.notes and found.choice.table()["times"] == [said]
+    machine = replace(MACHINE, kernels=kernel_times_of("H200"))
+    assert machine.comparing([PageMean(), QuantizedMean(4, bits=4)]) is machine.comparing([untimed]) is machine
+    assert machine.comparing([PageMean(), untimed]).kernels is None

@@ -58,7 +58,7 @@ def traded_text(tradeoff: Tradeoff) -> list[str]:
 def checked_text(found: Calibration, choice: CheckChoice) -> list[str]:
     """The fastest candidates, and what the checks did in the last round of the verification."""
     shown = choice.candidates[:5]
-    several = len({each.selector for each in choice.candidates}) > 1
+    several = choice.several
     wide = max(len(each.label) for each in shown) if several else 0
     head = f"{'window':>12}{'floor':>11}{'from budget':>13}{'drafted/kept':>14}{'ms a token':>12}{'times dense':>13}"
     lines = ["", ("selector" if several else "").ljust(wide) + head]

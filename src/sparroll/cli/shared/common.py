@@ -112,8 +112,13 @@ def refuse_idle(command: typer.Context, idle: bool, why: str, *names: str) -> No
     """Raise UserError if the command line gives one of these options, by the names of their parameters, although they
     are idle: without effect, for this reason."""
     for each in command.command.params if idle else ():
-        if each.name in names and getattr(command.get_parameter_source(each.name), "name", "") == "COMMANDLINE":
+        if each.name in names and typed(command, each.name, True):
             raise UserError(f"{each.opts[0]} has no effect {why}", "leave it out")
+
+
+def typed(command: typer.Context, name: str, value: Any) -> Any:
+    """The value of an option, by the name of its parameter; None where nobody gave it."""
+    return value if getattr(command.get_parameter_source(name), "name", "") == "COMMANDLINE" else None
 
 
 def refuse_idle_prompt_options(command: typer.Context, prompts_file: Path | None, task: str | None) -> None:

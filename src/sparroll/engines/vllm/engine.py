@@ -186,9 +186,9 @@ class VLLMEngine(Engine):
         if compression is not None:
             raise UserError("the engine vllm cannot drop tokens from its cache", "compressions run in the engine hf")
 
-    def check_schedule(self, schedule: Schedule) -> None:
-        """Raise UserError where the engine could not run this schedule. Its index and its dense layers are fixed at
-        start."""
+    def check_schedule(self, schedule: Schedule, capacity: Schedule | None = None) -> None:
+        """Raise UserError where the engine could not run this schedule. Its index and its dense layers are fixed at start:
+        by `capacity`, if that is given, for another engine of this model."""
         if not self.sparse:
             raise UserError(
                 "the engine was started with vLLM's own attention, which has no schedule", "start it with sparse=True"
@@ -197,7 +197,8 @@ class VLLMEngine(Engine):
         schedule.check_layers(self.layers)
         if len(schedule.steps) > MOST_STEPS:
             raise UserError(f"vLLM takes schedules of up to {MOST_STEPS} steps, got {len(schedule.steps)}")
-        check_fits_engine(schedule, self._capacity)
+        started = self._capacity if capacity is None else widest(capacity, self.context_limit, self.layers)
+        check_fits_engine(schedule, started)
 
     # -- weights and memory ----------------------------------------------------------------------------------------------
 
