@@ -12,7 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from cli_runs import save_model
-from sparroll.attention.selectors import PageMean
+from sparroll.attention.selectors import PageMean, QuantizedMean
+from sparroll.calibrate.measure import MeasureSettings, Study
+from sparroll.calibrate.open_study import open_study
 from sparroll.engines.vllm import launch
 from sparroll.engines.vllm.launch import installed_version
 from sparroll.engines.vllm.settings import SCHEDULE_VARIABLE
@@ -186,6 +188,30 @@ def test_dense_by_name_and_sparse_by_environment_is_refused(monkeypatch: pytest.
 def test_another_worker_extension_is_refused() -> None:
     with pytest.raises(UserError, match="its own worker extension"):
         VLLMEngine("tiny-reasoner", dtype=torch.float32, worker_extension_cls="somebody.Else")
+
+
+def test_a_schedule_that_a_later_engine_could_not_run_is_refused_before_anything_is_sampled(
+    engine: VLLMEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A study starts an engine for each selector, the second one after the measurements of the first."""
+    closed = []
+    monkeypatch.setattr("sparroll.calibrate.open_study.make_engine", lambda *arguments, **named: engine)
+    monkeypatch.setattr(engine, "close", lambda: closed.append(True))
+    small, settings = QuantizedMean(4, bits=4), MeasureSettings(max_new_tokens=8)
+    first, second, third = Schedule.fixed(64), Schedule.fixed(64, small), Schedule.fixed(64, small, dense_layers=())
+
+    def opened(*schedules: Schedule) -> Study:
+        return open_study("tiny-reasoner", [], False, settings, schedules, engine="vllm", dtype="fp32")
+
+    for wrong, reason in (
+        (third, r"has the dense layers \[0, 1\]"),
+        (second.checked(16, 0.1), "without checks of drafts"),
+    ):
+        with pytest.raises(UserError, match=reason):
+            opened(first, second, wrong)
+    assert closed == [True, True]
+    study = opened(first, second)
+    assert study.indexed == first.selector and study.restart is not None and len(closed) == 2
 
 
 def test_a_second_engine_in_the_process_is_refused(engine: VLLMEngine) -> None:

@@ -37,17 +37,16 @@ def open_study(
     """
     check_samples_at(engine, settings.temperature)
     precision, apart = dtype_named(dtype), engine == "vllm"
-    kinds: dict[Selector | None, list[Schedule]] = {}
-    for schedule in schedules:
-        kinds.setdefault(schedule.selector if apart else None, []).append(schedule)
+
+    def alike(schedule: Schedule | None) -> list[Schedule]:
+        """Those that one engine runs, together with this one."""
+        return [each for each in schedules if not apart or schedule is None or each.selector == schedule.selector]
 
     def start(schedule: Schedule | None) -> Engine:
-        """An engine for this schedule, and for the others that it can run."""
-        alike = kinds.get(schedule.selector if apart and schedule else None, [])
         return make_engine(
             engine,
             model,
-            capacity=roomiest(alike),
+            capacity=roomiest(alike(schedule)),
             dtype=precision,
             device=device,
             max_batch=max_batch,
@@ -59,9 +58,8 @@ def open_study(
     first = schedules[0] if schedules else None
     sampler = start(first)
     try:
-        for alike in kinds.values():
-            for schedule in alike:
-                _check_runs(sampler, schedule, alike)
+        for schedule in schedules:
+            _check_runs(sampler, schedule, alike(schedule))
         scorer = Scorer.beside(sampler, device=device, dtype=precision)
         study = Study(sampler, scorer, PromptEncoder(sampler.tokenizer, chat).ids(prompts), settings)
     except BaseException:
