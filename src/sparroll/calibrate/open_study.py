@@ -58,8 +58,9 @@ def open_study(
     first = schedules[0] if schedules else None
     sampler = start(first)
     try:
+        # Those of an engine that is started later are checked now, not after the measurements before it.
         for schedule in schedules:
-            _check_runs(sampler, schedule, alike(schedule))
+            sampler.check_schedule(schedule, roomiest(alike(schedule)))
         scorer = Scorer.beside(sampler, device=device, dtype=precision)
         study = Study(sampler, scorer, PromptEncoder(sampler.tokenizer, chat).ids(prompts), settings)
     except BaseException:
@@ -76,18 +77,6 @@ def _check_kernels(engine: str, schedules: Sequence[Schedule]) -> None:
 
     for schedule in schedules:
         check_selector(schedule.selector)
-
-
-def _check_runs(sampler: Engine, schedule: Schedule, alike: Sequence[Schedule]) -> None:
-    """Raise UserError where the engine that is started for all of `alike` could not run this one of them. An engine that is
-    started later is checked now, not after the measurements before it."""
-    if sampler.kind == "vllm":
-        from sparroll.engines.vllm.engine import VLLMEngine
-
-        assert isinstance(sampler, VLLMEngine), "the engine vllm"
-        sampler.check_schedule(schedule, roomiest(alike))
-    else:
-        sampler.check_schedule(schedule)
 
 
 def study_table(

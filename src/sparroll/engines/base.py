@@ -60,8 +60,9 @@ class Engine(Protocol):
         cannot drop tokens."""
         ...
 
-    def check_schedule(self, schedule: Schedule) -> None:
-        """Raise UserError where the engine could not run this schedule. Changes nothing."""
+    def check_schedule(self, schedule: Schedule, capacity: Schedule | None = None) -> None:
+        """Raise UserError where the engine could not run this schedule; with `capacity`, where another one of this model
+        could not that is started for that (see `make_engine`). Changes nothing."""
         ...
 
     # -- generating ------------------------------------------------------------------------------------------------------

@@ -117,8 +117,8 @@ class HFEngine(Engine):
         _exclude(self.schedule, compression)
         self.compression = compression
 
-    def check_schedule(self, schedule: Schedule) -> None:
-        """Raise UserError where the engine could not run this schedule."""
+    def check_schedule(self, schedule: Schedule, capacity: Schedule | None = None) -> None:
+        """Raise UserError where the engine could not run this schedule, whatever the capacity."""
         schedule.check_model(self._asked_for, self._fingerprint)
         schedule.check_layers(self.layers)
 
