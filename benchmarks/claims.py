@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import claims_cells
 import claims_checks
+import claims_drafts
 import claims_heads
 import claims_kernels
 import claims_short_steps
@@ -63,6 +64,7 @@ CLAIMS = tuple(
         claims_kernels,
         claims_short_steps,
         claims_study,
+        claims_drafts,
         claims_training,
         claims_trainers,
         claims_heads,

@@ -9,7 +9,7 @@ from typing import Any
 
 from check_times import timed_checks
 from claim_words import Claims, Figures, bare, down, up
-from claims_study import draft_units
+from claims_drafts import draft_units
 from record_tables import RESULTS, results
 from render_speed import moments_of
 

@@ -12,14 +12,9 @@ from claim_words import Claims, Figures, bare, down, up
 from claims_speed import training_step
 from record_tables import RESULTS, results
 from render_study import (
-    CHECK_GRID,
-    DRAFT_UNITS,
     PAIRS,
     SMALL_UNITS,
     STUDIES,
-    STUDY_CHECKS,
-    TINY_CHECKS,
-    VERIFIED,
     row_worst_bin,
 )
 
@@ -87,46 +82,6 @@ def under_pairs() -> Figures:
             f"less_than_{name}": bare(up(-beyond.value, 3)),
         }
     return said
-
-
-def draft_units() -> Figures:
-    """Checked drafts in small units without a dense layer beside pages with two of them and dense rollouts, as far as runs
-    went that the clock cut: the gain after 30 steps, and rewards of steps 50 to 59."""
-    halfway, late = 30, slice(49, 59)
-
-    def of(record: str, row: str) -> list[dict[str, Any]]:
-        return [run for run in results(record, KIND)["runs"] if run["row"] == row]
-
-    units, larger = (of(DRAFT_UNITS, f"quantized-{each}-128-wide-verified") for each in ("4x4", "8x4"))
-    said = {}
-    for name, runs in {
-        "units": units,
-        "larger": larger,
-        "pages": of(VERIFIED, "fixed-verified"),
-        "dense": of(STUDIES[60], "dense"),
-    }.items():
-        accuracy = [{step: value for step, value, *_ in run["dense_accuracy"]} for run in runs]
-        said[name] = gain(statistics.mean(each[halfway] - each[0] for each in accuracy))
-        if name != "larger":
-            rewards = [statistics.mean(run["series"]["reward/mean"][late]) for run in runs]
-            said[f"reward_{name}"] = bare(down(statistics.mean(rewards), 2))
-
-    def mean(runs: list[dict[str, Any]], name: str) -> float:
-        return statistics.mean(value for run in runs for value in run["series"][name] if value is not None)
-
-    solved = {
-        row["sampler"]: row["reward"] for row in results("mismatch-study-checks-units-h200", "study-checks")["rows"]
-    }
-    return said | {
-        "solved": bare(down(solved["verified-128-in-4x4-64-0.01"], 2)),
-        "solved_dense": bare(down(solved["dense"], 2)),
-        "read": up(100 * mean(units, "rollout/kv_read_share")),
-        "cut": up(100 * mean(units, "check/cut_share"), 1),
-        "steps": str(min(run["steps"] for run in units)),
-        "larger_steps": str(min(run["steps"] for run in larger)),
-        "larger_cut": up(100 * mean(larger, "check/cut_share")),
-        "larger_drafted": up(mean(larger, "check/drafted_per_kept"), 1),
-    }
 
 
 def sixty_steps() -> Figures:
@@ -318,87 +273,9 @@ def worst() -> Figures:
     }
 
 
-def verified() -> Figures:
-    """Rows that check their drafts, beside the same budgets without a check."""
-    found = results(VERIFIED, KIND)
-    made: Figures = {"dense": gain(means(60, "dense")), "dense_low": gain(min(changes(60, "dense")))}
-    for name, row, plain in (
-        ("fixed", "fixed-verified", "fixed-tis"),
-        ("75", "calibrated-0.75-verified", "calibrated-0.75"),
-        ("86", "calibrated-0.86-verified", "calibrated-0.86"),
-    ):
-        runs = [run for run in found["runs"] if run["row"] == row and run["state"] == "finished"]
-        line = next(line for line in found["table"] if line["row"] == row)
-        ends = [run["dense_accuracy"][-1][1] - run["dense_accuracy"][0][1] for run in runs]
-        made |= {
-            f"checked_{name}": gain(statistics.mean(ends)),
-            f"checked_{name}_low": gain(min(ends)),
-            f"checked_{name}_high": gain(max(ends)),
-            f"plain_{name}": gain(means(60, plain)),
-            f"read_{name}": up(100 * line["kv_read_share"]["mean"]),
-            f"reward_{name}": down(line["reward_last"]["mean"], 2),
-            f"plain_reward_{name}": down(row_of(60, plain)["reward_last"]["mean"], 2),
-        }
-    return made
-
-
 def prompts() -> Figures:
     record = records.read(RESULTS / "mismatch-study-h200.json", KIND)["config"]
     return {"prompts": str(record["calibration_prompts"]), "samples": str(record["calibration_samples"])}
-
-
-def check_grid() -> Figures:
-    """128 tokens everywhere with other checks than the usual one."""
-    found = results(CHECK_GRID, KIND)
-    rows = ("fixed-verified-32-0.1", "fixed-verified-32-0.5", "fixed-verified-64-0.1")
-    made: dict[str, str] = {"dense": gain(means(60, "dense")), "usual": verified()["checked_fixed"]}
-    apart = []
-    for name, row in zip(("short", "strict", "higher"), rows, strict=True):
-        runs = [run for run in found["runs"] if run["row"] == row and run["state"] == "finished"]
-        ends = [run["dense_accuracy"][-1][1] - run["dense_accuracy"][0][1] for run in runs]
-        apart.append(max(ends) - min(ends))
-        made[name] = gain(statistics.mean(ends))
-    strict = next(line for line in found["table"] if line["row"] == rows[1])
-    least, most = bare(down(min(apart), 3)), bare(up(max(apart), 3))
-    return made | {"least": least, "most": most, "kl": bare(up(strict["kl"]["mean"], 3))}
-
-
-def study_checks() -> Figures:
-    """Rewards of the study's model under checks of every window and floor."""
-    rows = {row["sampler"]: row for row in results(STUDY_CHECKS, "study-checks")["rows"]}
-    checked = [row["reward"] for name, row in rows.items() if name.startswith("verified-128-")]
-    return {
-        "sparse": bare(down(rows["sparse-128"]["reward"], 3)),
-        "low": bare(down(min(checked), 3)),
-        "high": bare(down(max(checked), 3)),
-        "dense": bare(down(rows["dense"]["reward"], 3)),
-        "error": bare(up(max(row["reward_standard_error"] for row in rows.values()), 3)),
-        "least_budget": bare(down(rows["verified-64-64-0.01"]["reward"], 3)),
-        "drafts": up(rows["verified-64-64-0.01"]["drafted_per_kept"], 2),
-    }
-
-
-def tiny_checks() -> Figures:
-    """Rewards of tiny-reasoner with 160 tokens everywhere, by the floor of the checks."""
-    rows = results(TINY_CHECKS, "study-checks")["rows"]
-
-    def rewards(budget: int | None, floor: float | None) -> list[float]:
-        return [row["reward"] for row in rows if (row["kv_budget_tokens"], row["floor"]) == (budget, floor)]
-
-    (plain,) = (row for row in rows if row["sampler"] == "sparse-160")
-    made: Figures = {
-        "sparse": bare(down(*rewards(160, None), 3)),
-        "dense": bare(down(*rewards(None, None), 3)),
-        "error": bare(up(max(row["reward_standard_error"] for row in rows), 3)),
-        "off": down(1 / plain["over_2_nats_share"]),
-        "impossible": f"{1 / plain['over_10_nats_share']:,.0f}",
-    }
-    for name, floor in (("usual", 0.01), ("higher", 0.1), ("lossless", 1.0)):
-        made |= {
-            f"{name}_low": bare(down(min(rewards(160, floor)), 3)),
-            f"{name}_high": bare(down(max(rewards(160, floor)), 3)),
-        }
-    return made
 
 
 PAGES: Mapping[str, Claims] = {
@@ -406,8 +283,6 @@ PAGES: Mapping[str, Claims] = {
         "60 steps with dense rollouts raised the accuracy by {bare_dense}, the online controller with {read_last} to "
         "{read_first} % of the cache by {bare_controller}, and calibrated schedules with {read_75} to {read_92} % of it by "
         "{bare_75} to {bare_92}. A small fixed budget lost {lost}.": sixty_steps,
-        "the same small budget gained {checked_fixed} instead of {plain_fixed}, and the schedule of .86 {checked_86} "
-        "instead of {plain_86} (dense {dense})": verified,
     },
     "docs/concepts.md": {
         "a bin with a tail of {tail} cost more than longer ones": shortest_bin,
@@ -429,19 +304,6 @@ PAGES: Mapping[str, Claims] = {
         "{own_tail}; {own_low} to {own_high}) and by {dearer_change} with {dearer_tokens} (from {dearer_tail}; {dearer_low} "
         "to {dearer_high})": partial(adapters_elsewhere, "claims-distil-loss-h200"),
     },
-    "docs/verified-rollouts.md": {
-        "rollouts alone changed the dense accuracy by {plain_fixed}, with checks of every 64 tokens at floor .01 by "
-        "{checked_fixed}. The schedule of .86 gained {checked_86} instead of {plain_86}, and dense rollouts "
-        "{dense}.": verified,
-        "128 tokens everywhere solved {sparse} of the problems, with checks {low} to {high} (dense {dense}, standard error "
-        "{error})": study_checks,
-        "Even 64 tokens, which solve nothing alone, solve {least_budget} with checks, for {drafts} drafts a "
-        "token.": study_checks,
-        "On tiny-reasoner the floor matters: 160 tokens everywhere solved {sparse} of the problems where dense "
-        "rollouts solved {dense}. Checks at floor .01 brought {usual_low} to {usual_high}, at .1 {higher_low} to "
-        "{higher_high}, and lossless ones {lossless_low} to {lossless_high} (standard error {error}). There one "
-        "token in {off} is more than 2 nats off and one in {impossible} more than 10": tiny_checks,
-    },
     "docs/results.md": {
         "gained {less_than_dense} less than dense rollouts in 60 steps, [{low_dense}, {high_dense}] from them over three "
         "seeds, at {read_pairs} % of the reading, and {less_than_pages} less than pages that read {read_pages} "
@@ -452,20 +314,6 @@ PAGES: Mapping[str, Claims] = {
         "{pages} while it read {read_pages} %, and that of dense rollouts {dense}. The difference is {from_pages} "
         "[{low_pages}, {high_pages}] from pages and {from_dense} [{low_dense}, {high_dense}] from dense "
         "rollouts": under_pairs,
-        "128 tokens everywhere, whose sparse rollouts no correction repaired ({plain_fixed}), gained {checked_fixed}; the "
-        "schedule of .75 gained {checked_75} instead of {plain_75}, and that of .86 {checked_86} instead of {plain_86}, "
-        "which is what dense rollouts gain ({dense}).": verified,
-        "no layer is dense: {read} % of the cache with the checks. The clock cut its three runs after {steps} steps or "
-        "more, before the last evaluation. After 30 steps it had gained {units}, `fixed-verified` {pages} and dense "
-        "rollouts {dense}; over steps 50 to 59 the rewards are {reward_units}, {reward_pages} and {reward_dense}. Three "
-        "seeds do not tell these apart. {cut} % of the windows were cut.": draft_units,
-        "cut after {larger_steps} steps) had gained {larger} after 30 steps, but {larger_cut} % of the windows are cut, and "
-        "{larger_drafted} tokens are drafted for each that stands.": draft_units,
-        "of the first row solve {solved} of 128 problems and dense rollouts {solved_dense}": draft_units,
-        "between 128 tokens everywhere ({usual}) and dense rollouts ({dense}): windows of 32 gained {short} at floor .1 and "
-        "{strict} at .5, windows of 64 {higher} at .1, although the KL fell to {kl} at floor .5. Seeds of one row lie "
-        "{least} to {most} apart": check_grid,
-        "with the checks they read {read_fixed}, {read_75} and {read_86} % of the cache": verified,
         "It came nearest to dense rollouts: {controller} dense accuracy in [60 steps](#sixty-steps) (dense {dense}), "
         "rewards like theirs, at {read_first} % of the cache in the first steps and {read_last} % in the last.": sixty_steps,
         "every seed of a calibrated schedule ({calibrated_low} to {calibrated_high}) lies above every seed of 128 tokens "

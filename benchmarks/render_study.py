@@ -56,6 +56,8 @@ FIRST_BIN = "mismatch/acceptance_q05/3840-4096"
 """Of the contexts that a response begins with."""
 STUDY_CHECKS, TINY_CHECKS = "mismatch-study-checks-h200", "tiny-reasoner-checks-cpu"
 """What checks do to one policy that does not train, on the study's model and on tiny-reasoner."""
+UNIT_CHECKS = "mismatch-study-checks-units-h200"
+"""The same on the study's model, for drafts in small units."""
 
 
 def study_frozen() -> str:

@@ -27,6 +27,7 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1] / "src")]
 import torch  # noqa: E402
 from measure import references  # noqa: E402
 from study_folder import load_packed, new_config  # noqa: E402
+from study_rows import unit_and_bits  # noqa: E402
 from torch import Tensor  # noqa: E402
 from transformers import PreTrainedModel  # noqa: E402
 
@@ -34,6 +35,7 @@ from sparroll import tasks  # noqa: E402
 from sparroll.attention.selectors import QuantizedMean, Remainder  # noqa: E402
 from sparroll.engines import HFEngine  # noqa: E402
 from sparroll.engines.scoring import last_hidden  # noqa: E402
+from sparroll.errors import UserError  # noqa: E402
 from sparroll.schedule import Schedule  # noqa: E402
 from sparroll.types import Rollout, TokenBatch  # noqa: E402
 
@@ -106,7 +108,7 @@ def main() -> None:
     contexts = [len(rollout.prompt_ids) + len(rollout.response_ids) for rollout in rollouts]
     print(f"{sum(len(each) for each in dense)} tokens, contexts up to {max(contexts)}, dense {args.dense_layers}")
     print("unit  budget group variant     p05     p01    mean       KL")
-    for unit, bits in (map(int, each.split("x")) for each in args.units):
+    for unit, bits in map(unit_and_bits, args.units):
         for budget, group, name in ((b, g, v) for b in args.budgets for g in args.groups for v in args.variants):
             began, kept = time.perf_counter(), None if name == "none" else Remainder(group, args.values)
             selector = VARIANTS[name](unit, 16, max(32, group), bits=bits, remainder=kept)
@@ -124,4 +126,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except UserError as error:
+        sys.exit(f"error: {error}")

@@ -165,10 +165,8 @@ class Settings:
 
     def small_units(self, named: str) -> QuantizedMean:
         """4x2: units of 4 tokens with 2 bits a channel."""
-        tokens, _, bits = named.partition("x")
-        if not (tokens.isdigit() and bits.isdigit()):
-            raise UserError(f"units are tokens x bits, got {named!r}", "4x4 or 8x4")
-        return QuantizedMean(int(tokens), self.first_tokens, self.recent_tokens, bits=int(bits))
+        tokens, bits = unit_and_bits(named)
+        return QuantizedMean(tokens, self.first_tokens, self.recent_tokens, bits=bits)
 
     def wide_schedule(self, budget: int, selector: QuantizedMean, called: str) -> Schedule:
         """A budget at every length, more of it in layers 0 and 1, and no dense layer."""
@@ -194,6 +192,14 @@ class Settings:
         if unknown:
             raise UserError(f"the study has no setting {min(unknown)!r}", "go on with the version that wrote it")
         return Settings(**{name: tuple(value) if isinstance(value, list) else value for name, value in table.items()})
+
+
+def unit_and_bits(named: str) -> tuple[int, int]:
+    """Tokens of a unit and bits of a channel, as options name them: 4x2."""
+    tokens, _, bits = named.partition("x")
+    if not (tokens.isdigit() and bits.isdigit()):
+        raise UserError(f"units are tokens x bits, got {named!r}", "4x4 or 8x4")
+    return int(tokens), int(bits)
 
 
 @cache

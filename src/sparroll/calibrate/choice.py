@@ -88,15 +88,13 @@ class Machine:
         """What the times of a selector's steps rest on."""
         if self.time_model is not None:
             return f"steps are predicted by a time model that was fitted to {self.time_model.steps} measured ones"
-        if self.untimed:
-            return (
-                f"times: kernels of {self.untimed} were not timed on {self.hardware.name}, so the steps of all selectors "
-                "are predicted by their bytes alone, at peak rates; that favours small pages, whose choice takes longer"
-            )
         if self.kernels is None:
+            why = f"no kernels that were timed on {self.hardware.name} are used, so steps"
+            if self.untimed:
+                why = f"kernels of {self.untimed} were not timed on {self.hardware.name}, so the steps of all selectors"
             return (
-                f"times: no kernels that were timed on {self.hardware.name} are used, so steps are predicted by their bytes "
-                "alone, at peak rates; that favours small pages, whose choice takes longer"
+                f"times: {why} are predicted by their bytes alone, at peak rates; that favours small pages, whose choice "
+                "takes longer"
             )
         return f"times: {kernels_said(self.hardware.name, selector, self.kernels)}"
 

@@ -187,8 +187,7 @@ def _choose(
     budget = tl.load(kv_budget_tokens + request).to(tl.int32)
     units = (context + UNIT - 1) // UNIT
     wanted = tl.minimum(tl.where(budget >= context, units, budget // UNIT), most)
-    if PLANNED:
-        wait_for_previous(launch_pdl)
+    wait_for_previous(launch_pdl)
     if LOADED == 4:
         # Of the numbers that it is given, the compiler only knows which are multiples of 16.
         scores_per_request = scores_per_request // 4 * 4
