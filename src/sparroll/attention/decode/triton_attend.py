@@ -169,8 +169,6 @@ def _gather(
     ends_R = by_request(read_before + 1, requests, LANES_R)
     contexts_R = by_request(context_tokens, requests, LANES_R)
     budgets_R = by_request(kv_budget_tokens, requests, LANES_R)
-    if COMPILED and WITH_PAGES:
-        _prefetch_list(pages, pages_per_request, pages_per_head, most_units, requests, UNIT_SHIFT, HEADS, TILE)
     at, end, share = stretch(ends_R, HEADS)
     member = tl.arange(0, LANES_G)
     channel = tl.arange(0, LANES_D)
@@ -313,31 +311,6 @@ def _prefetch(places):
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [places.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
     )
-
-
-@triton.jit
-@no_type_check
-def _prefetch_list(
-    pages,
-    pages_per_request,
-    pages_per_head,
-    most_units,
-    requests,
-    UNIT_SHIFT: tl.constexpr,
-    HEADS: tl.constexpr,
-    TILE: tl.constexpr,
-):
-    """Begin to bring this program's list into L2 while the plan that tells which one it is is still on its way: it is this
-    one if every request reads as many units as any may, which many do once their contexts are long."""
-    tiles = ((most_units << UNIT_SHIFT) + TILE - 1) // TILE
-    share = (requests * HEADS * tiles + tl.num_programs(0) - 1) // tl.num_programs(0)
-    place = tl.program_id(0) * share
-    pair = tl.minimum(place // tiles, requests * HEADS - 1)
-    request = pair // HEADS
-    row = pages + request.to(tl.int64) * pages_per_request + (pair - request * HEADS) * pages_per_head
-    begins = ((place - pair * tiles) * TILE) >> UNIT_SHIFT
-    # Eight lines of 128 bytes.
-    _prefetch(row + tl.minimum(begins + tl.arange(0, 8) * 32, most_units - 1))
 
 
 @triton.jit
