@@ -397,7 +397,9 @@ def sweep(clock: Clock, choice: Choice) -> list[dict[str, Any]]:
              (128, 8, 3, 1)]  # fmt: skip
     for values in tiles:
         tile = Tile(*values)
-        workspace = StepWorkspace.allocate(requests, group, dim, case.keys_PBHD.dtype, case.selector, "cuda", tile)
+        workspace = StepWorkspace.allocate(
+            requests, group, dim, case.keys_PBHD.dtype, case.selector, "cuda", case.query_RHGD.shape[1], tile
+        )  # fmt: skip
         other = dataclasses.replace(choice, case=dataclasses.replace(case, workspace=workspace))
         other.plan()
         add(other.attend, kernel="attention", **dataclasses.asdict(tile))

@@ -223,8 +223,8 @@ def sweep(clock: Clock, choice: decode_kernels.Choice, options: argparse.Namespa
             case.keys_PBHD.dtype,
             case.selector,
             case.query_RHGD.device,
+            case.query_RHGD.shape[1],
             tile_of,
-            kv_heads=case.query_RHGD.shape[1],
         )
         add("attention", planned(workspace).attend, **dataclasses.asdict(tile_of))
     choice.plan()

@@ -135,6 +135,7 @@ def fine_unit_kernels(dtype: torch.dtype, dim: int, group: int, layouts: bool = 
     tile = Tile(64 if dim <= 128 and dtype != torch.float32 else 32, 4, 3, 2)
     attend = {
         "UNIT_SHIFT": 2, "UNITS_PER_BLOCK": 4, "HEADS": 8, "G": group, "D": dim, "LANES_R": 32, "LANES_G": 16,
+        "ADDED_G": triton.next_power_of_2(group), "AT_ONCE": triton_attend.parts_at_once(group, dim),
         "LANES_D": triton.next_power_of_2(dim), "TILE": tile.tokens, "WITH_PAGES": True, "ALIKE": True,
         "COMPILED": True, "launch_pdl": True,
     }  # fmt: skip
@@ -233,7 +234,7 @@ def untyped(full: bool) -> Iterator[Kernel]:
     for listed, warps in ((0, 4), (32, 8), (64, 8)) if full else ((32, 8),):
         constants = {**scores, "CHUNKS": 4096, "BLOCKS": 64, "LISTED": listed}
         yield f"rows with {listed} lanes", triton_scores._scores_of_rows, constants, {"num_warps": warps}
-    plan = {"UNIT": 16, "READ_TILE": 64, "SCORED_TILE": 32, "LANES_R": 256}
+    plan = {"HEADS": 8, "UNIT": 16, "READ_TILE": 64, "SCORED_TILE": 32, "LANES_R": 256}
     for with_budgets in (True, False) if full else (True,):
         yield (
             f"plan, budgets {with_budgets}",

@@ -232,9 +232,9 @@ def test_scores_by_any_number_of_programs(bits: int | None, programs: int) -> No
     contexts = [0, *SHORT_CONTEXTS, 0]
     cache = paged_cache(contexts, 4, heads=3, group=3, layout="head_token", selector=selector).index_written()
     budgets = budgets_of(cache)
-    requests, _, group, dim = cache.query_RHGD.shape
+    requests, heads, group, dim = cache.query_RHGD.shape
     workspace = StepWorkspace.allocate(
-        requests, group, dim, cache.query_RHGD.dtype, selector, DEVICE, scored_tile_units=16
+        requests, group, dim, cache.query_RHGD.dtype, selector, DEVICE, kv_heads=heads, scored_tile_units=16
     )
     expected = cache.scores("reference", kv_budget_tokens_R=budgets)
     scores = torch.full_like(expected, torch.nan)

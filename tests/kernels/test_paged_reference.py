@@ -109,11 +109,13 @@ def test_a_wrong_request_is_refused_and_never_runs_elsewhere(monkeypatch: pytest
             cache.scores("triton")
 
 
-@pytest.mark.parametrize(("requests", "group", "dim"), [(1, 2, 32), (2, 3, 32), (2, 2, 64)])
-def test_a_workspace_for_something_else_is_refused(requests: int, group: int, dim: int) -> None:
+@pytest.mark.parametrize(
+    ("requests", "heads", "group", "dim"), [(1, 2, 2, 32), (2, 4, 2, 32), (2, 2, 3, 32), (2, 2, 2, 64)]
+)
+def test_a_workspace_for_something_else_is_refused(requests: int, heads: int, group: int, dim: int) -> None:
     cache = paged_cache([40, 40])
-    other = StepWorkspace.allocate(requests, group, dim, torch.float32, cache.selector, DEVICE)
-    with pytest.raises(UserError, match=r"needed: 2 of \(2, 32\)"):
+    other = StepWorkspace.allocate(requests, group, dim, torch.float32, cache.selector, DEVICE, kv_heads=heads)
+    with pytest.raises(UserError, match=r"needed: 2 of \(2, 2, 32\)"):
         paged.paged_decode(
             cache.query_RHGD, cache.keys_PBHD, cache.values_PBHD, cache.block_table_RM,
             torch.zeros(2, 2, 1, dtype=torch.int32, device=DEVICE), cache.context_tokens_R, cache.context_tokens_R,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -23,7 +24,7 @@ from paged_caches import (
 )
 from sparroll.attention.decode import paged
 from sparroll.attention.decode.layers_apart import layers_apart
-from sparroll.attention.decode.workspace import LayerPlans, StepWorkspace
+from sparroll.attention.decode.workspace import LayerPlans, StepWorkspace, Tile
 from sparroll.attention.selectors import PageMean, QuantizedMean, Selector
 from sparroll.errors import UserError
 from sparroll.schedule import Schedule
@@ -206,7 +207,7 @@ def test_layers_are_planned_together_as_each_would_be_alone(lengths: list[int]) 
     kept = torch.tensor([[64], [128], [1 << 30]], dtype=torch.int32, device=DEVICE).repeat(1, requests + 2)
     # As in an engine, whose memory is for larger batches.
     budgets = kept[:, :requests]
-    shared = StepWorkspace.allocate(requests + 3, 2, 32, torch.float32, cache.selector, DEVICE)
+    shared = StepWorkspace.allocate(requests + 3, 2, 32, torch.float32, cache.selector, DEVICE, kv_heads=2)
     plans = LayerPlans.of(shared, 3)
     for poisoned in (plans.read_before_LR, plans.scored_before_LR):
         poisoned.fill_(-1 << 30)
@@ -214,11 +215,37 @@ def test_layers_are_planned_together_as_each_would_be_alone(lengths: list[int]) 
     for layer, own in enumerate(plans.workspaces):
         paged.plan_step(contexts, budgets[layer], cache.selector, 44, shared)
         assert own.mixed_XGD is shared.mixed_XGD
-        for found, alone in ((own.read_before_R, shared.read_before_R), (own.scored_before_R, shared.scored_before_R)):
-            assert torch.equal(found[: requests + 1], alone[: requests + 1])
-            assert (found[requests + 1 :] == -1 << 30).all()
+        read, scored = (own.read_before_R, shared.read_before_R), (own.scored_before_R, shared.scored_before_R)
+        for (found, alone), ends in ((read, requests + 2), (scored, requests + 1)):
+            assert torch.equal(found[:ends], alone[:ends])
+            assert (found[ends:] == -1 << 30).all()
     with pytest.raises(UserError, match="kv_budget_tokens_LR must have shape"):
         paged.plan_layers(contexts, budgets[:2], cache.selector, 44, plans)
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+@pytest.mark.parametrize("programs", [1, 2, 7, 12, 40, 300])
+@pytest.mark.parametrize("lengths", [[0], [700], [0, 40, 0, 1000, 333], [200] * 4, [90, *[1000] * 11]])
+def test_stretches_of_reading(lengths: list[int], programs: int, heads: int) -> None:
+    tile, most_units, selector = Tile(32, 4, 1, 1), 100, selector_of(4, QuantizedMean)
+    workspace = StepWorkspace.allocate(
+        len(lengths), 2, 32, torch.float32, selector, DEVICE, heads, tile, programs
+    )  # fmt: skip
+    contexts = torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
+    paged.plan_step(contexts, torch.full_like(contexts, 320), selector, most_units, workspace)
+    *sums, share = workspace.read_before_R.tolist()
+    tiles = [-(-min(length if length <= 320 else 320, 4 * most_units) // 32) for length in lengths]
+    if heads * sum(each > 0 for each in tiles) > programs:
+        assert share == -(-heads * sum(tiles) // programs), "equal stretches"
+        assert sums == [0, *itertools.accumulate(tiles)]
+        return
+
+    def stretches(share: int) -> int:
+        return heads * sum(-(-each // share) for each in tiles)
+
+    assert stretches(share) <= programs, "each has a program"
+    assert share == 1 or stretches(share - 1) > programs, "none is longer than it must be"
+    assert sums == [0, *itertools.accumulate(-(-each // share) * share for each in tiles)]
 
 
 def test_an_engine_compiles_for_few_numbers_of_requests() -> None:

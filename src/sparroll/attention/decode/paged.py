@@ -311,7 +311,7 @@ def paged_decode(
         _contiguous_rows(index_PSHW=index_PSHW)
         _groups_shape(groups_PSHV, (blocks, block_tokens, heads, dim), selector)
     if impl == "triton":
-        check_fits(workspace, requests, (group, dim))
+        check_fits(workspace, requests, (heads, group, dim))
         if workspace is not None and selector.remainder is not None:
             check_unread_parts(workspace, requests * heads, selector)
     _operation(impl, "paged_decode", query_RHGD)(

@@ -1,6 +1,6 @@
 """Attention of one new token per request over its chosen units. The tiles of all (request, head) pairs form one row,
-and every program takes an equal stretch of it, which may cross pairs. The parts of a pair that was cut are added up by
-whichever of its programs finishes last.
+and every program takes a stretch of it, which crosses pairs only where there are more of them than programs (see
+triton_work_split.py). The parts of a pair that was cut are added up by whichever of its programs finishes last.
 
 Lists are ascending, so only their last unit can be incomplete: where pages say where units lie, no other id is read."""
 
@@ -97,7 +97,9 @@ def paged_decode(
         D=dim,
         LANES_R=request_lanes(requests),
         LANES_G=max(16, triton.next_power_of_2(group)),
+        ADDED_G=triton.next_power_of_2(group),
         LANES_D=triton.next_power_of_2(dim),
+        AT_ONCE=parts_at_once(group, dim),
         TILE=tile.tokens,
         WITH_PAGES=pages_RHN is not None,
         ALIKE=keys_PBHD.stride() == values_PBHD.stride(),
@@ -107,6 +109,12 @@ def paged_decode(
         num_stages=tile.stages,
         **overlapping(query_RHGD),
     )
+
+
+def parts_at_once(group: int, dim: int) -> int:
+    """Parts of a (request, head) that are loaded together when they are added up: as many as 32 registers of each thread
+    hold, so that a program waits once for all of them and not for one after the other."""
+    return min(16, max(2, 4096 // (triton.next_power_of_2(group) * triton.next_power_of_2(dim))))
 
 
 @triton.jit(do_not_specialize=["requests", "unread_parts"])
@@ -155,7 +163,9 @@ def _gather(
     D: tl.constexpr,
     LANES_R: tl.constexpr,
     LANES_G: tl.constexpr,
+    ADDED_G: tl.constexpr,
     LANES_D: tl.constexpr,
+    AT_ONCE: tl.constexpr,
     TILE: tl.constexpr,
     WITH_PAGES: tl.constexpr,
     ALIKE: tl.constexpr,
@@ -164,24 +174,28 @@ def _gather(
     launch_pdl: tl.constexpr = False,
 ):
     """UNIT_SHIFT: logarithm of a unit's tokens.  ALIKE: keys and values have the same strides.  unread_parts: those in
-    which triton_remainder.py left what a pair does not read.  WITH_UNREAD: whether there is a remainder."""
+    which triton_remainder.py left what a pair does not read.  WITH_UNREAD: whether there is a remainder.  ADDED_G: lanes of
+    the query heads in a part.  AT_ONCE: see `parts_at_once`."""
     let_next_begin(launch_pdl)
     ends_R = by_request(read_before + 1, requests, LANES_R)
     contexts_R = by_request(context_tokens, requests, LANES_R)
     budgets_R = by_request(kv_budget_tokens, requests, LANES_R)
-    at, end, share = stretch(ends_R, HEADS)
+    share = tl.load(read_before + requests + 1)
+    at, end = stretch(ends_R, HEADS, share)
     member = tl.arange(0, LANES_G)
     channel = tl.arange(0, LANES_D)
     in_group = (member < G)[:, None] & (channel < D)[None, :]
     while at < end:
-        its_lane, request_begins, tiles = request_at(at, ends_R, requests, HEADS, LANES_R)
+        its_lane, request_begins, planned = request_at(at, ends_R, requests, HEADS, LANES_R)
         context, budget = number_of(its_lane, contexts_R, LANES_R), number_of(its_lane, budgets_R, LANES_R)
         request = its_lane.to(tl.int64)
         units = (context + (1 << UNIT_SHIFT) - 1) >> UNIT_SHIFT
         chosen_units = tl.minimum(tl.where(budget >= context, units, budget >> UNIT_SHIFT), most_units)
-        head = (at - request_begins) // tiles
-        first_tile = at - request_begins - head * tiles
-        last_tile = tl.minimum(tiles, first_tile + end - at)
+        head = (at - request_begins) // planned
+        begins = request_begins + head * planned
+        first_tile = at - begins
+        tiles = ((chosen_units << UNIT_SHIFT) + TILE - 1) // TILE
+        last_tile = tl.minimum(tiles, end - begins)
 
         ids_row = unit_ids + request * ids_per_request + head * ids_per_head
         pages_row = pages + request * pages_per_request + head * pages_per_head
@@ -271,29 +285,14 @@ def _gather(
             tl.store(log_sum + part * G + member, log_total, mask=member < G)
             tl.store(mixed + part * (G * D) + member[:, None] * D + channel[None, :], mix, mask=in_group)
             # Only one pair goes on from a program to the next, so the program that it begins in stands for it.
-            begins = request_begins + head * tiles
             first = begins // share
             parts = (begins + tiles - 1) // share - first + 1
             # All threads have stored their part before one of them says so.
             tl.debug_barrier()
             if tl.atomic_add(arrivals + first, 1, sem="acq_rel") == parts - 1:
-                _add_up(
-                    mixed,
-                    log_sum,
-                    first,
-                    parts,
-                    target,
-                    out_per_member,
-                    member,
-                    channel,
-                    in_group,
-                    G,
-                    D,
-                    LANES_G,
-                    LANES_D,
-                )
+                _add_up(mixed, log_sum, first, parts, target, out_per_member, channel, G, D, ADDED_G, LANES_D, AT_ONCE)
                 tl.store(arrivals + first, 0)
-        at += last_tile - first_tile
+        at = begins + planned
     wait_for_previous(launch_pdl)
     # A request that reads nothing, as padding rows do, is in nobody's stretch.
     for row in range(tl.program_id(0), requests, tl.num_programs(0)):
@@ -357,29 +356,45 @@ def _add_up(
     parts,
     target,
     out_per_member,
-    member,
     channel,
-    in_group,
     G: tl.constexpr,
     D: tl.constexpr,
-    LANES_G: tl.constexpr,
+    ADDED_G: tl.constexpr,
     LANES_D: tl.constexpr,
+    AT_ONCE: tl.constexpr,
 ):
-    """The attention of a pair that begins in program `first`, from its parts."""
-    top = tl.full([LANES_G], float("-inf"), tl.float32)
-    total_weight = tl.zeros([LANES_G], tl.float32)
-    result = tl.zeros([LANES_G, LANES_D], tl.float32)
-    for part in range(parts):
+    """The attention of a pair that begins in program `first`, from its parts, in their order."""
+    member = tl.arange(0, ADDED_G)
+    in_group = (member < G)[:, None] & (channel < D)[None, :]
+    top = tl.full([ADDED_G], float("-inf"), tl.float32)
+    total_weight = tl.zeros([ADDED_G], tl.float32)
+    result = tl.zeros([ADDED_G, LANES_D], tl.float32)
+    for begin in range(0, parts, AT_ONCE):
+        part = begin + tl.arange(0, AT_ONCE)
         # Where a program left it: see the end of `_gather`.
-        row = (2 * (first + part)).to(tl.int64)
-        if part == 0:
-            row += 1
-        top, total_weight, result = _with_part(
-            mixed, log_sum, row, top, total_weight, result, member, channel, in_group, G, D
+        row = (2 * (first + part) + (part == 0).to(tl.int32)).to(tl.int64)
+        # Other programs wrote them: they are read past this multiprocessor's own cache.
+        log_weight = tl.load(
+            log_sum + row[:, None] * G + member[None, :],
+            mask=(part < parts)[:, None] & (member < G)[None, :],
+            other=float("-inf"),
+            cache_modifier=".cg",
         )
+        part_mixed = tl.load(
+            mixed + row[:, None, None] * (G * D) + member[None, :, None] * D + channel[None, None, :],
+            mask=(part < parts)[:, None, None] & in_group[None, :, :],
+            other=0.0,
+            cache_modifier=".cg",
+        )
+        new_top = tl.maximum(top, tl.max(log_weight, axis=0))
+        anchor = tl.where(new_top == float("-inf"), 0.0, new_top)
+        weight = tl.exp2(log_weight - anchor[None, :])
+        shrink = tl.exp2(top - anchor)
+        total_weight = total_weight * shrink + tl.sum(weight, axis=0)
+        result = result * shrink[:, None] + tl.sum(part_mixed * weight[:, :, None], axis=0)
+        top = new_top
     result = result / tl.where(total_weight > 0.0, total_weight, 1.0)[:, None]
-    at = target + member[:, None] * out_per_member + channel[None, :]
-    tl.store(at, result.to(target.dtype.element_ty), mask=in_group)
+    tl.store(target + member[:, None] * out_per_member + channel[None, :], result.to(target.dtype.element_ty), in_group)
 
 
 @triton.jit

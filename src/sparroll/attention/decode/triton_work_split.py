@@ -1,5 +1,10 @@
-"""Shares the work of a step: running sums of each request's tiles, in which every program finds its equal stretch. The
-sums are the same in all layers with the same budgets, so they are computed once a step."""
+"""Shares the work of a step: running sums of each request's tiles, in which every program finds its stretch. The sums are
+the same in all layers with the same budgets, so they are computed once a step.
+
+Programs that score take equal stretches. Those that read do so where there are more (request, head) than programs.
+Otherwise every program reads for a single one, and the longest stretch is as short as the programs allow: a program that
+goes on with another (request, head) begins anew, and parts must be added up, which costs more than unequal stretches, for
+programs that read share the bandwidth of the memory anyway."""
 
 # R requests, L layers with budgets of their own
 
@@ -64,8 +69,11 @@ def _launch(
             scored_before_LR,
             0 if kv_budget_tokens_LR is None else kv_budget_tokens_LR.stride(0),
             read_before_LR.stride(0),
+            scored_before_LR.stride(0),
             requests,
             most_units,
+            workspace.programs,
+            HEADS=workspace.kv_heads,
             UNIT=selector.unit_tokens,
             READ_TILE=workspace.tile.tokens,
             SCORED_TILE=workspace.scored_tile_units,
@@ -77,7 +85,7 @@ def _launch(
         workspace.arrivals_X.zero_()
 
 
-@triton.jit(do_not_specialize=["budget_stride", "plan_stride", "requests"])
+@triton.jit(do_not_specialize=["budget_stride", "read_stride", "scored_stride", "requests"])
 @no_type_check
 def _plan(
     context_tokens,
@@ -85,9 +93,12 @@ def _plan(
     read_before,
     scored_before,
     budget_stride,
-    plan_stride,
+    read_stride,
+    scored_stride,
     requests,
     most_units,
+    programs,
+    HEADS: tl.constexpr,
     UNIT: tl.constexpr,
     READ_TILE: tl.constexpr,
     SCORED_TILE: tl.constexpr,
@@ -95,8 +106,8 @@ def _plan(
     LANES_R: tl.constexpr,
 ):
     kv_budget_tokens += tl.program_id(0) * budget_stride
-    read_before += tl.program_id(0) * plan_stride
-    scored_before += tl.program_id(0) * plan_stride
+    read_before += tl.program_id(0) * read_stride
+    scored_before += tl.program_id(0) * scored_stride
     request = tl.arange(0, LANES_R)
     context = tl.load(context_tokens + request, mask=request < requests, other=0).to(tl.int32)
     budget = tl.load(kv_budget_tokens + request, mask=request < requests, other=0).to(tl.int32)
@@ -108,10 +119,33 @@ def _plan(
         scored = tl.where(budget >= context, 0, (units + SCORED_TILE - 1) // SCORED_TILE)
     else:
         scored = tl.where(request < requests, (most_units + SCORED_TILE - 1) // SCORED_TILE, 0)
+    share = _share(read, programs, HEADS)
+    if tl.sum((read > 0).to(tl.int32), axis=0) * HEADS <= programs:
+        # Whole stretches for each (request, head): none goes on from one to the next.
+        read = (read + share - 1) // share * share
     tl.store(read_before + request + 1, tl.cumsum(read, axis=0), mask=request < requests)
+    tl.store(read_before + requests + 1, share)
     tl.store(scored_before + request + 1, tl.cumsum(scored, axis=0), mask=request < requests)
     tl.store(read_before, 0)
     tl.store(scored_before, 0)
+
+
+@triton.jit
+@no_type_check
+def _share(tiles_R, programs, HEADS: tl.constexpr):
+    """Tiles in the stretch of a program that reads, 1 or more. With a program or more for each (request, head) that reads
+    something, it is the least number for which they suffice; else all stretches are equal."""
+    share = tl.maximum((tl.sum(tiles_R, axis=0) * HEADS + programs - 1) // programs, 1)
+    enough = tl.maximum(tl.max(tiles_R, axis=0), 1)
+    if tl.sum((tiles_R > 0).to(tl.int32), axis=0) * HEADS > programs:
+        enough = share
+    while share < enough:
+        middle = (share + enough) // 2
+        if tl.sum((tiles_R + middle - 1) // middle, axis=0) * HEADS <= programs:
+            enough = middle
+        else:
+            share = middle + 1
+    return share
 
 
 @triton.jit
@@ -132,19 +166,24 @@ def number_of(request, numbers_R, LANES_R: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def stretch(ends_R, heads):
-    """Where this program's stretch of all tiles of all heads begins and ends, and how long a stretch is. ends_R: where the
-    tiles of each request end in the row of one head."""
-    total = tl.max(ends_R, axis=0) * heads
-    share = (total + tl.num_programs(0) - 1) // tl.num_programs(0)
+def equal_share(ends_R, heads):
+    """Tiles in the stretch of each program, if all are equal. ends_R: where the tiles of each request end in the row of
+    one head."""
+    return (tl.max(ends_R, axis=0) * heads + tl.num_programs(0) - 1) // tl.num_programs(0)
+
+
+@triton.jit
+@no_type_check
+def stretch(ends_R, heads, share):
+    """Where this program's stretch of all tiles of all heads begins and ends."""
     begins = tl.program_id(0) * share
-    return begins, tl.minimum(begins + share, total), share
+    return begins, tl.minimum(begins + share, tl.max(ends_R, axis=0) * heads)
 
 
 @triton.jit
 @no_type_check
 def request_at(place, ends_R, requests, heads, LANES_R: tl.constexpr):
-    """The request that a tile belongs to, where its own tiles begin and how many it has in each head."""
+    """The request that a tile belongs to, where its own tiles begin and how many it has in each head, as planned."""
     # The tiles of a request's heads follow each other, so its tiles are here in the row of one head, too.
     in_row = place // heads
     ended = ends_R <= in_row

@@ -74,10 +74,13 @@ class StepWorkspace:
     """Units that a program scores at a time."""
     processors: int
     """Multiprocessors of the device."""
+    kv_heads: int
     read_before_R: Tensor
-    """[most requests + 1] int32: tiles that one head of all requests before this one reads; see `plan_step`."""
+    """[most requests + 2] int32: tiles that one head of all requests before this one reads, and behind the total how many
+    of them a program takes; see triton_work_split.py. Where every program reads for a single (request, head), the tiles
+    of a request are rounded up to whole stretches."""
     scored_before_R: Tensor
-    """The same for tiles of units that are scored."""
+    """[most requests + 1] int32: the same for tiles of units that are scored, of which programs take equal numbers."""
     mixed_XGD: Tensor
     """fp32 partial outputs, two for each program: of the (request, head) that it goes on with, and of one it begins."""
     log_sum_XG: Tensor
@@ -99,13 +102,13 @@ class StepWorkspace:
         dtype: torch.dtype,
         selector: Selector,
         device: torch.device | str,
+        kv_heads: int,
         tile: Tile | None = None,
         programs: int | None = None,
         scored_tile_units: int | None = None,
-        kv_heads: int | None = None,
     ) -> StepWorkspace:
-        """For caches of that dtype. `kv_heads` is needed for a selector with a remainder. tile, programs and
-        scored_tile_units are for measurements; results are the same up to rounding.
+        """For caches of that dtype and that many heads. tile, programs and scored_tile_units are for measurements; results
+        are the same up to rounding.
 
         Raises UserError for more than 16 query heads per KV head, for heads of more than 256, and for groups of a
         remainder that do not hold 1, 2, 4, ... units.
@@ -127,7 +130,6 @@ class StepWorkspace:
         if selector.remainder is not None:
             check_groups_cut_evenly(selector)
             in_group = selector.units_per_group
-            assert kv_heads is not None, "a remainder's memory depends on the number of kv heads"
             unread_tile = unread_tile_units(row_bytes, in_group)
             unread_parts = max_requests * kv_heads + processors * UNREAD_PROGRAMS_PER_MULTIPROCESSOR
 
@@ -141,7 +143,8 @@ class StepWorkspace:
             tile,
             scored_tile_units or default_scored_tile(row_bytes, bits),
             processors,
-            integers(max_requests + 1),
+            kv_heads,
+            integers(max_requests + 2),
             integers(max_requests + 1),
             floats(2 * programs, group, dim),
             floats(2 * programs, group),
@@ -216,18 +219,19 @@ def check_unread_parts(workspace: StepWorkspace, pairs: int, selector: Selector)
     if not tile or tile % selector.units_per_group or held < needed:
         raise UserError(
             f"the workspace is not for this remainder: it holds {held} parts of {needed}, in tiles of {tile} units",
-            "allocate it for the same selector, with kv_heads and the largest batch",
+            "allocate it for the same selector and the largest batch",
         )
 
 
-def check_fits(workspace: StepWorkspace | None, requests: int, rows: tuple[int, int] | None = None) -> None:
-    """Raises UserError where the workspace is for fewer requests, or for other rows (group, head size)."""
+def check_fits(workspace: StepWorkspace | None, requests: int, heads: tuple[int, int, int] | None = None) -> None:
+    """Raises UserError where the workspace is for fewer requests, or for other heads (kv heads, group, head size)."""
     if workspace is None:
         raise UserError('impl="triton" needs a workspace', "StepWorkspace.allocate(...), once")
-    held = tuple(workspace.mixed_XGD.shape[1:])
-    most = len(workspace.read_before_R) - 1
-    if requests > most or (rows and held != rows):
+    held = (workspace.kv_heads, *workspace.mixed_XGD.shape[1:])
+    most = len(workspace.scored_before_R) - 1
+    if requests > most or (heads and held != heads):
         raise UserError(
-            f"the workspace is for {most} requests of (group, head size) {held}, needed: {requests} of {rows or held}",
+            f"the workspace is for {most} requests of (kv heads, group, head size) {held}, needed: {requests} of "
+            f"{heads or held}",
             "allocate it for the largest batch",
         )
