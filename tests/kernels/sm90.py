@@ -135,7 +135,7 @@ def fine_unit_kernels(dtype: torch.dtype, dim: int, group: int, layouts: bool = 
     tile = Tile(64 if dim <= 128 and dtype != torch.float32 else 32, 4, 3, 2)
     attend = {
         "UNIT_SHIFT": 2, "UNITS_PER_BLOCK": 4, "HEADS": 8, "G": group, "D": dim, "LANES_R": 32, "LANES_G": 16,
-        "ADDED_G": triton.next_power_of_2(group), "AT_ONCE": triton_attend.parts_at_once(group, dim),
+        "ADDED_G": triton.next_power_of_2(group),
         "LANES_D": triton.next_power_of_2(dim), "TILE": tile.tokens, "WITH_PAGES": True, "ALIKE": True,
         "COMPILED": True, "launch_pdl": True,
     }  # fmt: skip

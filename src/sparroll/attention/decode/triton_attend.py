@@ -99,7 +99,6 @@ def paged_decode(
         LANES_G=max(16, triton.next_power_of_2(group)),
         ADDED_G=triton.next_power_of_2(group),
         LANES_D=triton.next_power_of_2(dim),
-        AT_ONCE=parts_at_once(group, dim),
         TILE=tile.tokens,
         WITH_PAGES=pages_RHN is not None,
         ALIKE=keys_PBHD.stride() == values_PBHD.stride(),
@@ -109,12 +108,6 @@ def paged_decode(
         num_stages=tile.stages,
         **overlapping(query_RHGD),
     )
-
-
-def parts_at_once(group: int, dim: int) -> int:
-    """Parts of a (request, head) that are loaded together when they are added up: as many as 32 registers of each thread
-    hold, so that a program waits once for all of them and not for one after the other."""
-    return min(16, max(2, 4096 // (triton.next_power_of_2(group) * triton.next_power_of_2(dim))))
 
 
 @triton.jit(do_not_specialize=["requests", "unread_parts"])
@@ -165,7 +158,6 @@ def _gather(
     LANES_G: tl.constexpr,
     ADDED_G: tl.constexpr,
     LANES_D: tl.constexpr,
-    AT_ONCE: tl.constexpr,
     TILE: tl.constexpr,
     WITH_PAGES: tl.constexpr,
     ALIKE: tl.constexpr,
@@ -175,7 +167,7 @@ def _gather(
 ):
     """UNIT_SHIFT: logarithm of a unit's tokens.  ALIKE: keys and values have the same strides.  unread_parts: those in
     which triton_remainder.py left what a pair does not read.  WITH_UNREAD: whether there is a remainder.  ADDED_G: lanes of
-    the query heads in a part.  AT_ONCE: see `parts_at_once`."""
+    the query heads in a part."""
     let_next_begin(launch_pdl)
     ends_R = by_request(read_before + 1, requests, LANES_R)
     contexts_R = by_request(context_tokens, requests, LANES_R)
@@ -290,7 +282,7 @@ def _gather(
             # All threads have stored their part before one of them says so.
             tl.debug_barrier()
             if tl.atomic_add(arrivals + first, 1, sem="acq_rel") == parts - 1:
-                _add_up(mixed, log_sum, first, parts, target, out_per_member, channel, G, D, ADDED_G, LANES_D, AT_ONCE)
+                _add_up(mixed, log_sum, first, parts, target, out_per_member, channel, G, D, ADDED_G, LANES_D)
                 tl.store(arrivals + first, 0)
         at = begins + planned
     wait_for_previous(launch_pdl)
@@ -361,7 +353,6 @@ def _add_up(
     D: tl.constexpr,
     ADDED_G: tl.constexpr,
     LANES_D: tl.constexpr,
-    AT_ONCE: tl.constexpr,
 ):
     """The attention of a pair that begins in program `first`, from its parts, in their order."""
     member = tl.arange(0, ADDED_G)
@@ -369,32 +360,44 @@ def _add_up(
     top = tl.full([ADDED_G], float("-inf"), tl.float32)
     total_weight = tl.zeros([ADDED_G], tl.float32)
     result = tl.zeros([ADDED_G, LANES_D], tl.float32)
-    for begin in range(0, parts, AT_ONCE):
-        part = begin + tl.arange(0, AT_ONCE)
-        # Where a program left it: see the end of `_gather`.
-        row = (2 * (first + part) + (part == 0).to(tl.int32)).to(tl.int64)
-        # Other programs wrote them: they are read past this multiprocessor's own cache.
-        log_weight = tl.load(
-            log_sum + row[:, None] * G + member[None, :],
-            mask=(part < parts)[:, None] & (member < G)[None, :],
-            other=float("-inf"),
-            cache_modifier=".cg",
-        )
-        part_mixed = tl.load(
-            mixed + row[:, None, None] * (G * D) + member[None, :, None] * D + channel[None, None, :],
-            mask=(part < parts)[:, None, None] & in_group[None, :, :],
-            other=0.0,
-            cache_modifier=".cg",
-        )
-        new_top = tl.maximum(top, tl.max(log_weight, axis=0))
+    for part in range(0, parts, 4):
+        # Loaded together: a program waits once for four of them.
+        log_0, mixed_0 = _part(mixed, log_sum, first, part, parts, member, channel, in_group, G, D)
+        log_1, mixed_1 = _part(mixed, log_sum, first, part + 1, parts, member, channel, in_group, G, D)
+        log_2, mixed_2 = _part(mixed, log_sum, first, part + 2, parts, member, channel, in_group, G, D)
+        log_3, mixed_3 = _part(mixed, log_sum, first, part + 3, parts, member, channel, in_group, G, D)
+        new_top = tl.maximum(tl.maximum(tl.maximum(log_0, log_1), tl.maximum(log_2, log_3)), top)
         anchor = tl.where(new_top == float("-inf"), 0.0, new_top)
-        weight = tl.exp2(log_weight - anchor[None, :])
         shrink = tl.exp2(top - anchor)
-        total_weight = total_weight * shrink + tl.sum(weight, axis=0)
-        result = result * shrink[:, None] + tl.sum(part_mixed * weight[:, :, None], axis=0)
+        weight_0, weight_1 = tl.exp2(log_0 - anchor), tl.exp2(log_1 - anchor)
+        weight_2, weight_3 = tl.exp2(log_2 - anchor), tl.exp2(log_3 - anchor)
+        total_weight = total_weight * shrink + ((weight_0 + weight_1) + (weight_2 + weight_3))
+        result = result * shrink[:, None] + (
+            (mixed_0 * weight_0[:, None] + mixed_1 * weight_1[:, None])
+            + (mixed_2 * weight_2[:, None] + mixed_3 * weight_3[:, None])
+        )
         top = new_top
     result = result / tl.where(total_weight > 0.0, total_weight, 1.0)[:, None]
     tl.store(target + member[:, None] * out_per_member + channel[None, :], result.to(target.dtype.element_ty), in_group)
+
+
+@triton.jit
+@no_type_check
+def _part(mixed, log_sum, first, part, parts, member, channel, in_group, G: tl.constexpr, D: tl.constexpr):
+    """Logarithms of its weights and what it mixed; nothing past the last one."""
+    # Where a program left it: see the end of `_gather`. It is read past this multiprocessor's own cache.
+    row = (2 * (first + part) + tl.where(part == 0, 1, 0)).to(tl.int64)
+    there = part < parts
+    log_weight = tl.load(
+        log_sum + row * G + member, mask=(member < G) & there, other=float("-inf"), cache_modifier=".cg"
+    )
+    its_mixed = tl.load(
+        mixed + row * (G * D) + member[:, None] * D + channel[None, :],
+        mask=in_group & there,
+        other=0.0,
+        cache_modifier=".cg",
+    )
+    return log_weight, its_mixed
 
 
 @triton.jit

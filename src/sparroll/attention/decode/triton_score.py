@@ -21,7 +21,6 @@ from sparroll.attention.decode.triton_work_split import (
     blocks_of,
     by_request,
     competes,
-    equal_share,
     number_of,
     plan_step,
     request_at,
@@ -138,7 +137,7 @@ def _mean_query(
     let_next_begin(launch_pdl)
     ends_R = by_request(scored_before + 1, requests, LANES_R)
     contexts_R = by_request(context_tokens, requests, LANES_R)
-    at, end = stretch(ends_R, HEADS, equal_share(ends_R, HEADS))
+    at, end = stretch(ends_R, HEADS, share=0)
     lane = tl.arange(0, LANES_W)
     while at < end:
         its_lane, request_begins, tiles = request_at(at, ends_R, requests, HEADS, LANES_R)

@@ -24,7 +24,6 @@ from sparroll.attention.decode.triton_launch import let_next_begin, overlapping,
 from sparroll.attention.decode.triton_work_split import (
     by_request,
     competes,
-    equal_share,
     number_of,
     request_at,
     request_lanes,
@@ -186,7 +185,7 @@ def _score_codes(
     let_next_begin(launch_pdl)
     ends_R = by_request(scored_before + 1, requests, LANES_R)
     contexts_R = by_request(context_tokens, requests, LANES_R)
-    at, end = stretch(ends_R, HEADS, equal_share(ends_R, HEADS))
+    at, end = stretch(ends_R, HEADS, share=0)
     PARTS: tl.constexpr = 8 // BITS
     while at < end:
         its_lane, request_begins, tiles = request_at(at, ends_R, requests, HEADS, LANES_R)

@@ -166,18 +166,14 @@ def number_of(request, numbers_R, LANES_R: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def equal_share(ends_R, heads):
-    """Tiles in the stretch of each program, if all are equal. ends_R: where the tiles of each request end in the row of
-    one head."""
-    return (tl.max(ends_R, axis=0) * heads + tl.num_programs(0) - 1) // tl.num_programs(0)
-
-
-@triton.jit
-@no_type_check
 def stretch(ends_R, heads, share):
-    """Where this program's stretch of all tiles of all heads begins and ends."""
+    """Where this program's stretch of all tiles of all heads begins and ends. ends_R: where the tiles of each request end in
+    the row of one head.  share: tiles in a stretch; 0 of programs that take equal ones."""
+    total = tl.max(ends_R, axis=0) * heads
+    if share == 0:
+        share = (total + tl.num_programs(0) - 1) // tl.num_programs(0)
     begins = tl.program_id(0) * share
-    return begins, tl.minimum(begins + share, tl.max(ends_R, axis=0) * heads)
+    return begins, tl.minimum(begins + share, total)
 
 
 @triton.jit
