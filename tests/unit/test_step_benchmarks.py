@@ -284,6 +284,24 @@ def test_a_dry_run_of_the_kernels_of_fine_units_checks_them_and_times_nothing(tm
     assert "4x4 mixed" in capsys.readouterr().out
 
 
+@pytest.mark.slow
+def test_a_dry_run_of_the_plans_of_reading_checks_each_and_times_nothing(tmp_path, monkeypatch) -> None:
+    pytest.importorskip("triton", reason="triton runs on Linux only")
+    if torch.cuda.is_available():
+        pytest.skip("interprets kernels on CPU tensors; with CUDA the benchmark itself checks what it compiled")
+    reading_plans, out = load("reading_plans", monkeypatch), tmp_path / "record.json"
+    monkeypatch.setattr(sys, "argv", ["reading_plans.py", "--dry", "--out", str(out)])
+    reading_plans.main()
+    rows = records.read(out, "reading-plans")["results"]["rows"]
+    assert [(row["requests"], row["contexts"], row["budgets"]) for row in rows] == [
+        (1, "mixed", "schedule"), (3, "mixed", "schedule"), (2, "equal", "96"),
+    ]  # fmt: skip
+    for row in rows:
+        assert row["tiles_in_a_stretch"]["planned"] == row["tiles_in_a_stretch"]["own"]
+        assert set(row["attention_us"]) == {"planned", "running", "programs", "own"}
+        assert set(row["attention_us"].values()) == {None}
+
+
 def test_a_dry_run_of_the_scores_of_rows_checks_them_and_times_nothing(tmp_path, monkeypatch, capsys) -> None:
     pytest.importorskip("triton", reason="triton runs on Linux only")
     if torch.cuda.is_available():

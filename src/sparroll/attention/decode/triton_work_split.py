@@ -1,10 +1,9 @@
 """Shares the work of a step: running sums of each request's tiles, in which every program finds its stretch. The sums are
 the same in all layers with the same budgets, so they are computed once a step.
 
-Programs that score take equal stretches. Those that read do so where there are more (request, head) than programs.
-Otherwise every program reads for a single one, and the longest stretch is as short as the programs allow: a program that
-goes on with another (request, head) begins anew, and parts must be added up, which costs more than unequal stretches, for
-programs that read share the bandwidth of the memory anyway."""
+Programs that score take equal stretches. Those that read do so, too, or each of them reads for a single (request, head):
+one that goes on with another begins anew, and the parts of those that are cut must be added up. The plan takes what should
+be faster (benchmarks/reading_plans.py times both)."""
 
 # R requests, L layers with budgets of their own
 
@@ -20,6 +19,9 @@ from sparroll.attention.selectors.base import Selector
 
 if TYPE_CHECKING:
     from sparroll.attention.decode.workspace import LayerPlans, StepWorkspace
+
+_ANEW_TILES = tl.constexpr(6)
+"""What a program could read while it begins anew and adds up parts, in tiles: 64 tokens each on an H200."""
 
 
 def request_lanes(requests: int) -> int:
@@ -72,6 +74,7 @@ def _launch(
             scored_before_LR.stride(0),
             requests,
             most_units,
+            workspace.running,
             workspace.programs,
             HEADS=workspace.kv_heads,
             UNIT=selector.unit_tokens,
@@ -97,6 +100,7 @@ def _plan(
     scored_stride,
     requests,
     most_units,
+    running,
     programs,
     HEADS: tl.constexpr,
     UNIT: tl.constexpr,
@@ -119,10 +123,14 @@ def _plan(
         scored = tl.where(budget >= context, 0, (units + SCORED_TILE - 1) // SCORED_TILE)
     else:
         scored = tl.where(request < requests, (most_units + SCORED_TILE - 1) // SCORED_TILE, 0)
-    share = _share(read, programs, HEADS)
-    if tl.sum((read > 0).to(tl.int32), axis=0) * HEADS <= programs:
-        # Whole stretches for each (request, head): none goes on from one to the next.
-        read = (read + share - 1) // share * share
+    total = tl.sum(read, axis=0) * HEADS
+    share = tl.maximum((total + programs - 1) // programs, 1)
+    pairs = tl.sum((read > 0).to(tl.int32), axis=0) * HEADS
+    if pairs <= running:
+        own = _share_of_own(read, total, running, HEADS)
+        if own <= (total + running - 1) // running + _ANEW_TILES:
+            share = own
+            read = (read + own - 1) // own * own
     tl.store(read_before + request + 1, tl.cumsum(read, axis=0), mask=request < requests)
     tl.store(read_before + requests + 1, share)
     tl.store(scored_before + request + 1, tl.cumsum(scored, axis=0), mask=request < requests)
@@ -132,16 +140,14 @@ def _plan(
 
 @triton.jit
 @no_type_check
-def _share(tiles_R, programs, HEADS: tl.constexpr):
-    """Tiles in the stretch of a program that reads, 1 or more. With a program or more for each (request, head) that reads
-    something, it is the least number for which they suffice; else all stretches are equal."""
-    share = tl.maximum((tl.sum(tiles_R, axis=0) * HEADS + programs - 1) // programs, 1)
-    enough = tl.maximum(tl.max(tiles_R, axis=0), 1)
-    if tl.sum((tiles_R > 0).to(tl.int32), axis=0) * HEADS > programs:
-        enough = share
+def _share_of_own(tiles_R, total, running, HEADS: tl.constexpr):
+    """The shortest stretch, 1 or longer, with which so many programs suffice if each reads for a single (request, head).
+    There are as many of them at least."""
+    share = tl.maximum((total + running - 1) // running, 1)
+    enough = tl.maximum(tl.max(tiles_R, axis=0), share)
     while share < enough:
         middle = (share + enough) // 2
-        if tl.sum((tiles_R + middle - 1) // middle, axis=0) * HEADS <= programs:
+        if tl.sum((tiles_R + middle - 1) // middle, axis=0) * HEADS <= running:
             enough = middle
         else:
             share = middle + 1

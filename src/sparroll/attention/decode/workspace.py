@@ -75,6 +75,8 @@ class StepWorkspace:
     processors: int
     """Multiprocessors of the device."""
     kv_heads: int
+    running: int
+    """Programs that read at the same time."""
     read_before_R: Tensor
     """[most requests + 2] int32: tiles that one head of all requests before this one reads, and behind the total how many
     of them a program takes; see triton_work_split.py. Where every program reads for a single (request, head), the tiles
@@ -107,8 +109,8 @@ class StepWorkspace:
         programs: int | None = None,
         scored_tile_units: int | None = None,
     ) -> StepWorkspace:
-        """For caches of that dtype and that many heads. tile, programs and scored_tile_units are for measurements; results
-        are the same up to rounding.
+        """For caches of that dtype and that many heads. tile, programs (that read at the same time) and scored_tile_units
+        are for measurements; results are the same up to rounding.
 
         Raises UserError for more than 16 query heads per KV head, for heads of more than 256, and for groups of a
         remainder that do not hold 1, 2, 4, ... units.
@@ -120,7 +122,8 @@ class StepWorkspace:
         device = torch.device(device)
         tile = tile or Tile.default(dim, dtype.itemsize, device)
         processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 3
-        programs = programs or processors * tile.programs_per_multiprocessor
+        running = programs or processors * tile.programs_per_multiprocessor
+        programs = running + running // 2
         row_bytes = selector.index_row_bytes(dim)
         if selector.cut_at(dim) < selector.index_width(dim):
             row_bytes = selector.cut_at(dim) * selector.index_dtype.itemsize
@@ -144,6 +147,7 @@ class StepWorkspace:
             scored_tile_units or default_scored_tile(row_bytes, bits),
             processors,
             kv_heads,
+            running,
             integers(max_requests + 2),
             integers(max_requests + 1),
             floats(2 * programs, group, dim),
@@ -156,7 +160,8 @@ class StepWorkspace:
 
     @property
     def programs(self) -> int:
-        """Programs that share all the reading."""
+        """Programs that share all the reading: half as many again as run at the same time, so that whichever of them ends
+        first makes room for more."""
         return len(self.arrivals_X)
 
     def unread_parts(self, pairs: int) -> int:
