@@ -234,7 +234,7 @@ def untyped(full: bool) -> Iterator[Kernel]:
     for listed, warps in ((0, 4), (32, 8), (64, 8)) if full else ((32, 8),):
         constants = {**scores, "CHUNKS": 4096, "BLOCKS": 64, "LISTED": listed}
         yield f"rows with {listed} lanes", triton_scores._scores_of_rows, constants, {"num_warps": warps}
-    plan = {"HEADS": 8, "UNIT": 16, "READ_TILE": 64, "SCORED_TILE": 32, "LANES_R": 256}
+    plan = {"MAY_OWN": True, "HEADS": 8, "UNIT": 16, "READ_TILE": 64, "SCORED_TILE": 32, "LANES_R": 256}
     for with_budgets in (True, False) if full else (True,):
         yield (
             f"plan, budgets {with_budgets}",

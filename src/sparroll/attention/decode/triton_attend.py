@@ -63,7 +63,7 @@ def paged_decode(
     unit, tile = selector.unit_tokens, workspace.tile
     pages = unit_ids_RHN if pages_RHN is None else pages_RHN
     per_block = keys_PBHD.shape[1] // unit
-    _gather[(workspace.programs,)](
+    _gather[(workspace.programs(requests),)](
         query_RHGD,
         keys_PBHD,
         values_PBHD,

@@ -74,8 +74,8 @@ def _launch(
             scored_before_LR.stride(0),
             requests,
             most_units,
-            workspace.running,
-            workspace.programs,
+            workspace.programs(requests),
+            MAY_OWN=workspace.programs(requests) == workspace.running,
             HEADS=workspace.kv_heads,
             UNIT=selector.unit_tokens,
             READ_TILE=workspace.tile.tokens,
@@ -100,8 +100,8 @@ def _plan(
     scored_stride,
     requests,
     most_units,
-    running,
     programs,
+    MAY_OWN: tl.constexpr,
     HEADS: tl.constexpr,
     UNIT: tl.constexpr,
     READ_TILE: tl.constexpr,
@@ -125,10 +125,9 @@ def _plan(
         scored = tl.where(request < requests, (most_units + SCORED_TILE - 1) // SCORED_TILE, 0)
     total = tl.sum(read, axis=0) * HEADS
     share = tl.maximum((total + programs - 1) // programs, 1)
-    pairs = tl.sum((read > 0).to(tl.int32), axis=0) * HEADS
-    if pairs <= running:
-        own = _share_of_own(read, total, running, HEADS)
-        if own <= (total + running - 1) // running + _ANEW_TILES:
+    if MAY_OWN:
+        own = _share_of_own(read, share, programs, HEADS)
+        if own <= share + _ANEW_TILES:
             share = own
             read = (read + own - 1) // own * own
     tl.store(read_before + request + 1, tl.cumsum(read, axis=0), mask=request < requests)
@@ -140,14 +139,13 @@ def _plan(
 
 @triton.jit
 @no_type_check
-def _share_of_own(tiles_R, total, running, HEADS: tl.constexpr):
-    """The shortest stretch, 1 or longer, with which so many programs suffice if each reads for a single (request, head).
-    There are as many of them at least."""
-    share = tl.maximum((total + running - 1) // running, 1)
-    enough = tl.maximum(tl.max(tiles_R, axis=0), share)
+def _share_of_own(tiles_R, equal, programs, HEADS: tl.constexpr):
+    """The shortest stretch with which so many programs suffice if each reads for a single (request, head). There are at
+    least as many of them, and none is shorter than an equal one."""
+    share, enough = equal, tl.maximum(tl.max(tiles_R, axis=0), equal)
     while share < enough:
         middle = (share + enough) // 2
-        if tl.sum((tiles_R + middle - 1) // middle, axis=0) * HEADS <= running:
+        if tl.sum((tiles_R + middle - 1) // middle, axis=0) * HEADS <= programs:
             enough = middle
         else:
             share = middle + 1

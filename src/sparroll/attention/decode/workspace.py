@@ -28,6 +28,8 @@ peaks of more have no lanes."""
 UNREAD_PROGRAMS_PER_MULTIPROCESSOR, MOST_UNREAD_PARTS = 8, 8
 """Programs that sum up what is not read, and most of them that share one (request, head). The kernel that reads takes up
 these parts one after the other."""
+MOSTLY_BUSY = 0.85
+"""The share of programs that must have a (request, head) of their own for all of them to have one."""
 ROOMY = {(8, 0), (9, 0), (10, 0), (10, 3)}
 """Compute capabilities with 164 KB of shared memory or more on each multiprocessor."""
 
@@ -76,7 +78,7 @@ class StepWorkspace:
     """Multiprocessors of the device."""
     kv_heads: int
     running: int
-    """Programs that read at the same time."""
+    """Programs that read at the same time; there is room for half as many again (see `programs`)."""
     read_before_R: Tensor
     """[most requests + 2] int32: tiles that one head of all requests before this one reads, and behind the total how many
     of them a program takes; see triton_work_split.py. Where every program reads for a single (request, head), the tiles
@@ -123,7 +125,7 @@ class StepWorkspace:
         tile = tile or Tile.default(dim, dtype.itemsize, device)
         processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 3
         running = programs or processors * tile.programs_per_multiprocessor
-        programs = running + running // 2
+        most_programs = running + (running + 1) // 2
         row_bytes = selector.index_row_bytes(dim)
         if selector.cut_at(dim) < selector.index_width(dim):
             row_bytes = selector.cut_at(dim) * selector.index_dtype.itemsize
@@ -150,19 +152,21 @@ class StepWorkspace:
             running,
             integers(max_requests + 2),
             integers(max_requests + 1),
-            floats(2 * programs, group, dim),
-            floats(2 * programs, group),
+            floats(2 * most_programs, group, dim),
+            floats(2 * most_programs, group),
             unread_tile,
             floats(unread_parts, group, dim),
             floats(unread_parts, group),
-            integers(programs),
+            integers(most_programs),
         )
 
-    @property
-    def programs(self) -> int:
-        """Programs that share all the reading: half as many again as run at the same time, so that whichever of them ends
-        first makes room for more."""
-        return len(self.arrivals_X)
+    def programs(self, requests: int) -> int:
+        """Programs that share what a batch reads. As many as run at the same time where they can have the same number for
+        each (request, head), or nearly. Else half as many again, so that whichever of them ends first makes room for more;
+        this is known when CUDA graphs are captured, because programs without work would cost time."""
+        pairs = requests * self.kv_heads
+        each = self.running // pairs
+        return self.running if pairs * each >= MOSTLY_BUSY * self.running else len(self.arrivals_X)
 
     def unread_parts(self, pairs: int) -> int:
         """Programs that share what one of so many (request, head) does not read."""
