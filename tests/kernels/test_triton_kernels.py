@@ -243,7 +243,9 @@ def test_stretches_of_reading(lengths: list[int], programs: int, heads: int) -> 
         return heads * sum(-(-each // share) for each in tiles)
 
     taken = workspace.programs(len(lengths))
-    assert taken == (programs if MOSTLY_BUSY * programs <= programs // pairs * pairs else programs + (programs + 1) // 2)
+    assert taken == (
+        programs if MOSTLY_BUSY * programs <= programs // pairs * pairs else programs + (programs + 1) // 2
+    )
     equal = max(1, -(-heads * sum(tiles) // taken))
     own = next(share for share in itertools.count(equal) if taken != programs or stretches(share) <= programs)
     if taken != programs or own > equal + 6:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import shlex
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from transformers import Qwen3Config
 
 from cli_runs import error_of, save_model
-from sparroll import files
+from sparroll import files, records
 from sparroll.attention.selectors import PageMean, QuantizedMean
 from sparroll.calibrate.open_study import selector_from
 from sparroll.cli import main
@@ -124,7 +126,9 @@ def test_profile_prints_and_plots_each_budget_and_resumes(
     assert [entry["name"] for entry in json.loads(path.read_text())["results"]["schedules"]] == ["fixed-52"]
 
 
-def test_calibrate_writes_a_schedule_that_loads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_calibrate_writes_a_schedule_that_loads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "out"
     command = ["calibrate", *TINY, "--target", "0.3", "--out", str(out), "--name", "mine", "--verify-rounds", "1"]
     command += ["--dense-layers", "0", "--first-tokens", "8", "--recent-tokens", "40"]
@@ -135,8 +139,14 @@ def test_calibrate_writes_a_schedule_that_loads(tmp_path: Path, capsys: pytest.C
     assert output.err.splitlines()[-1] == f"wrote {out / 'mine.toml'}"
     kept = f"what {out} holds of that from before is not sampled again"
     assert "this samples at most" in output.err and kept not in output.err.splitlines()
+    record, written = out / "calibration.json", out / "mine.toml"
+    before = record.read_text(), written.read_text()
+    monkeypatch.setattr(records, "datetime", SimpleNamespace(now=lambda zone: datetime(2099, 1, 1, tzinfo=zone)))
     assert main(command) == 0
-    assert kept in capsys.readouterr().err.splitlines()
+    said = capsys.readouterr().err.splitlines()
+    assert kept in said and f"{record} stays as it was: nothing was left to do" in said
+    assert (record.read_text(), written.read_text()) == before
+    monkeypatch.undo()
     schedule = Schedule.load(out / "mine.toml")
     assert schedule.target is not None
     assert schedule.target["at_least"] == 0.3

@@ -15,6 +15,7 @@ from sparroll.cli.calibration.printed import text
 from sparroll.cli.shared import common, named, options
 from sparroll.control.impossible_limit import ImpossibleLimit
 from sparroll.engines.make import check_names
+from sparroll.errors import UserError
 from sparroll.progress import Progress, quiet_transformers, say
 from sparroll.tasks.prompt_file import read_prompts
 
@@ -173,7 +174,7 @@ def calibrate(
                 hardware=hardware,
                 bounds=wanted.bounds,
                 model=model,
-                made_by=records.made_by(common.as_typed(command)),
+                made_by=_made_by(common.as_typed(command), out / f"{name}.toml"),
                 name=name,
                 on_progress=bars.bar("calibrate"),
             )
@@ -182,6 +183,21 @@ def calibrate(
     config = study_table(model, entries, chat, settings, engine, dtype=dtype, budgets=candidates.budgets)
     config |= goal.table(candidates) | {"most_budgets": candidates.most_budgets, "cost_ahead": cost.table()}
     _write(found, out, config, seed, time.perf_counter() - started, json_output)
+
+
+def _made_by(typed: str, path: Path) -> dict[str, Any]:
+    """What the schedule says of how it was made. Where this command, code and machine made the file that is there, the date
+    stays: from what is kept, the same schedule is made again."""
+    from sparroll.calibrate.store import holds_measurements
+    from sparroll.schedule import Schedule
+
+    made = records.made_by(typed)
+    try:
+        before = (Schedule.load(path).made_by or {}) if path.is_file() else {}
+    except UserError:
+        return made
+    same = holds_measurements(path.parent) and all(before.get(key) == made[key] for key in made if key != "date")
+    return made | {"date": before["date"]} if same and "date" in before else made
 
 
 def _missed(verification: Verification, schedule: Schedule) -> str:
@@ -199,8 +215,9 @@ def _write(
     """Write the record and the page, and print the result, with a warning where the verification missed the target."""
     from sparroll.report import write_report
 
-    record = records.write(
-        out / "calibration.json", "calibration", found.table(), config=config, seed=seed, wall_seconds=wall_seconds
+    record = out / "calibration.json"
+    written = records.write_unless_same(
+        record, "calibration", found.table(), config=config, seed=seed, wall_seconds=wall_seconds
     )
     page = write_report(out)
     if json_output:
@@ -211,4 +228,4 @@ def _write(
     if verified is not None and not verified.met:
         missed = f"at {', '.join(verified.missed)} {_missed(verified, found.schedule)}"
         say(f"warning: {missed if verified.missed else verified.notes[-1]}")
-    common.wrote(record, page, found.path, quiet=json_output)
+    common.wrote(record, page, found.path, quiet=json_output, kept=None if written else record)
