@@ -13,7 +13,7 @@ from render_speed import OVERHEAD_GOAL, decode_cells, pairs
 
 from sparroll import records
 
-BY_TURNS = "decode-step-batch-1-in-turns-fine-qwen3-1.7b-h100"
+BY_TURNS = "decode-step-batch-1-in-turns-fine-qwen3-1.7b-{}"
 BEFORE = tuple(f"decode-step-batch-1-{kind}fine-qwen3-1.7b-h200" for kind in ("", "busy-host-", "sixteen-cores-"))
 """Of an H200, one engine after the other."""
 IN_BUDGET = "decode-step-within-budget-fine-qwen3-1.7b-{}"
@@ -28,13 +28,15 @@ def more_than_dense(record: str) -> dict[tuple[int, int], float]:
 
 def one_request() -> Figures:
     """What a step with one request takes more than a dense one, in %."""
-    found = more_than_dense(BY_TURNS)
+    found, on_h200 = (more_than_dense(BY_TURNS.format(gpu)) for gpu in ("h100", "h200"))
     before = [more_than_dense(record)[1, 16_384] for record in BEFORE]
     pages = more_than_dense("decode-step-qwen3-1.7b-h200")
     short = [pages[1, context] for context in (1024, 4096)]
     return {
         **{f"at_{context}": up(found[1, context], 1) for context in (1024, 4096, 16_384)},
         "less": down(-found[1, 32_768], 1),
+        **{f"h200_{context}": up(on_h200[1, context], 1) for context in (1024, 4096, 16_384)},
+        "h200_less": down(-on_h200[1, 32_768], 1),
         "before_least": up(min(before), 1),
         "before_most": up(max(before), 1),
         "least": up(min(short), 1),
@@ -117,6 +119,7 @@ PAGES: Mapping[str, Claims] = {
     "docs/results.md": {
         "By turns on an H100 a step of Qwen3-1.7B with one request takes {at_1024} % more than dense at 1,024 tokens, "
         "{at_4096} % more at 4,096 and {at_16384} % more at 16,384, and {less} % less at 32,768": one_request,
+        "By turns on an H200 it takes {h200_1024}, {h200_4096} and {h200_16384} % more and {h200_less} % less": one_request,
         "for each of the {layers} sparse layers the scores take {scores} us, the choice {choice} and the attention "
         "{gather}, where dense attention takes {dense} us a layer": one_request_profiled,
         "they have {before_least} to {before_most} % at 16,384 tokens.": one_request,
