@@ -4,16 +4,18 @@
     python benchmarks/reading_plans.py --dry    # no GPU: tiny sizes in triton's interpreter, nothing is timed
 
 One call runs the kernels' own tests, compiled, compares index, scores, choice and attention with the paged reference on
-the data that is timed, and then times attention under three plans (see triton_work_split.py): equal stretches for the
-programs that run at the same time, equal stretches for all programs, and stretches of a single (request, head) each, where
-programs suffice. `planned` is the one that `plan_step` takes; with it the whole layer is timed, too. Requests are somewhere
-in their responses ("mixed"), each with the budget that --schedule gives it, or all have --context tokens and an equal
-budget. `us` is as in decode_kernels.py, `floor` what the bytes take at the bandwidth of a large copy.
+the data that is timed, and then times attention under three plans (see triton_work_split.py): equal stretches for as
+many programs as run at the same time, equal stretches for half as many again, and stretches of a single (request, head)
+each, where programs suffice. `planned` is the one that `plan_step` takes; with it the whole layer is timed, too.
+Requests are somewhere in their responses ("mixed"), each with the budget that --schedule gives it, or all have
+--context tokens and an equal budget. `us` is as in decode_kernels.py, `floor` what the bytes take at the bandwidth of a
+large copy.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
 import os
 import sys
@@ -65,11 +67,19 @@ def tiles_of(choice: decode_kernels.Choice) -> np.ndarray:
 def share_of(plan: str, tiles: np.ndarray, workspace: StepWorkspace) -> int | None:
     """Tiles in a stretch; None where programs do not suffice for stretches of a single (request, head)."""
     if plan != "own":
-        return max(1, -(-int(tiles.sum()) * workspace.kv_heads // getattr(workspace, plan)))
+        return max(1, -(-int(tiles.sum()) * workspace.kv_heads // launched(plan, workspace).programs(len(tiles))))
     if int((tiles > 0).sum()) * workspace.kv_heads > workspace.running:
         return None
     fits = (share for share in itertools.count(1) if own_programs(tiles, share, workspace) <= workspace.running)
     return next(fits)
+
+
+def launched(plan: str, workspace: StepWorkspace) -> StepWorkspace:
+    """The same workspace, whose programs are as many as run at the same time, or all that there is room for."""
+    if plan == "programs":
+        # Too few for a (request, head) each, so all are launched.
+        return dataclasses.replace(workspace, running=1)
+    return dataclasses.replace(workspace, arrivals_X=workspace.arrivals_X[: workspace.running])
 
 
 def own_programs(tiles: np.ndarray, share: int, workspace: StepWorkspace) -> int:
@@ -102,10 +112,11 @@ def row_of(clock: fine_kernels.Clock, bandwidth: float, choice: decode_kernels.C
         if share is None:
             continue
         write_plan(workspace, plan, tiles, share)
-        choice.out_RHGD.fill_(torch.nan)
-        choice.attend()
-        decode_kernels.check_output(choice)
-        row["tiles_in_a_stretch"][plan], row["attention_us"][plan] = share, clock.graph_us(choice.attend)
+        other = dataclasses.replace(choice, case=dataclasses.replace(case, workspace=launched(plan, workspace)))
+        other.out_RHGD.fill_(torch.nan)
+        other.attend()
+        decode_kernels.check_output(other)
+        row["tiles_in_a_stretch"][plan], row["attention_us"][plan] = share, clock.graph_us(other.attend)
     return row
 
 
