@@ -1,6 +1,6 @@
 """Attention of one new token per request over its chosen units. The tiles of all (request, head) pairs form one row,
-and every program takes a stretch of it, which crosses pairs only where there are more of them than programs (see
-triton_work_split.py). The parts of a pair that was cut are added up by whichever of its programs finishes last.
+and every program takes a stretch of it, which may cross pairs (see triton_work_split.py). The parts of a pair that was
+cut are added up by whichever of its programs finishes last.
 
 Lists are ascending, so only their last unit can be incomplete: where pages say where units lie, no other id is read."""
 
@@ -354,7 +354,8 @@ def _add_up(
     ADDED_G: tl.constexpr,
     LANES_D: tl.constexpr,
 ):
-    """The attention of a pair that begins in program `first`, from its parts, in their order."""
+    """The attention of a pair that begins in program `first`, from its parts. Whichever program adds them up, they are taken
+    in their order."""
     member = tl.arange(0, ADDED_G)
     in_group = (member < G)[:, None] & (channel < D)[None, :]
     top = tl.full([ADDED_G], float("-inf"), tl.float32)
@@ -384,7 +385,7 @@ def _add_up(
 @triton.jit
 @no_type_check
 def _part(mixed, log_sum, first, part, parts, member, channel, in_group, G: tl.constexpr, D: tl.constexpr):
-    """Logarithms of its weights and what it mixed; nothing past the last one."""
+    """Logarithms of a part's softmax sums, and what it mixed; of one past the last, what adds nothing."""
     # Where a program left it: see the end of `_gather`. It is read past this multiprocessor's own cache.
     row = (2 * (first + part) + tl.where(part == 0, 1, 0)).to(tl.int64)
     there = part < parts

@@ -137,7 +137,7 @@ def _mean_query(
     let_next_begin(launch_pdl)
     ends_R = by_request(scored_before + 1, requests, LANES_R)
     contexts_R = by_request(context_tokens, requests, LANES_R)
-    at, end = stretch(ends_R, HEADS, share=0)
+    at, end = stretch(ends_R, HEADS, share=None)
     lane = tl.arange(0, LANES_W)
     while at < end:
         its_lane, request_begins, tiles = request_at(at, ends_R, requests, HEADS, LANES_R)

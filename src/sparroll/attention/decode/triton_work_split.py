@@ -172,9 +172,9 @@ def number_of(request, numbers_R, LANES_R: tl.constexpr):
 @no_type_check
 def stretch(ends_R, heads, share):
     """Where this program's stretch of all tiles of all heads begins and ends. ends_R: where the tiles of each request end in
-    the row of one head.  share: tiles in a stretch; 0 of programs that take equal ones."""
+    the row of one head.  share: tiles in a stretch; None where all are equal."""
     total = tl.max(ends_R, axis=0) * heads
-    if share == 0:
+    if share is None:
         share = (total + tl.num_programs(0) - 1) // tl.num_programs(0)
     begins = tl.program_id(0) * share
     return begins, tl.minimum(begins + share, total)

@@ -29,7 +29,8 @@ UNREAD_PROGRAMS_PER_MULTIPROCESSOR, MOST_UNREAD_PARTS = 8, 8
 """Programs that sum up what is not read, and most of them that share one (request, head). The kernel that reads takes up
 these parts one after the other."""
 MOSTLY_BUSY = 0.85
-"""The share of programs that must have a (request, head) of their own for all of them to have one."""
+"""Each program reads for a single (request, head) where at least this share of those that run at the same time would be busy
+then."""
 ROOMY = {(8, 0), (9, 0), (10, 0), (10, 3)}
 """Compute capabilities with 164 KB of shared memory or more on each multiprocessor."""
 
@@ -161,9 +162,9 @@ class StepWorkspace:
         )
 
     def programs(self, requests: int) -> int:
-        """Programs that share what a batch reads. As many as run at the same time where they can have the same number for
-        each (request, head), or nearly. Else half as many again, so that whichever of them ends first makes room for more;
-        this is known when CUDA graphs are captured, because programs without work would cost time."""
+        """Programs that share what a batch reads: as many as run at the same time where nearly all of them are busy with the
+        same number for each (request, head), else half as many again, so that whichever ends first makes room for another.
+        The number depends on nothing else, since CUDA graphs keep it. Programs without work would cost time."""
         pairs = requests * self.kv_heads
         each = self.running // pairs
         return self.running if pairs * each >= MOSTLY_BUSY * self.running else len(self.arrivals_X)
