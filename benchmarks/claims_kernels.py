@@ -183,10 +183,9 @@ PAGES: Mapping[str, Claims] = {
         "times at 512, the choice among 7,500 pages {choice} us and that among 15,000 {choice_2x2} us": engines_kernels,
         "takes {4x4_with_1024} us at a budget of 1,024, where one without a remainder takes {4x4_1024} us, and one of 2 x 2 "
         "takes {2x2_with_1024} us instead of {2x2_1024} (": engines_kernels,
-        "With 40 requests somewhere in their responses and {mean} tokens read on average, attention takes {took_40} us on "
-        "an H200 where its bytes take {bytes_40} at copy speed, and with 64 requests {took_64} where they take {bytes_64}": (
-            reading_plans
-        ),
+        "With 40 requests somewhere in their responses, whose budgets are {mean} tokens on average, attention takes "
+        "{took_40} us on an H200 where its bytes take {bytes_40} at copy speed, and with 64 requests {took_64} where they "
+        "take {bytes_64}": (reading_plans),
         "On an H200, which copies at {copy} TB/s, these kernels take {4x4} us for a layer with 4 x 4 at a budget of "
         "1,024, and {2x2} us with 2 x 2": engines_kernels_on_h200,
         "Scores take {scores_4x4} and {scores_2x2} times as long as their bytes, attention {more} times at 1,024 tokens and "

@@ -29,6 +29,7 @@ def more_than_dense(record: str) -> dict[tuple[int, int], float]:
 def one_request() -> Figures:
     """What a step with one request takes more than a dense one, in %."""
     found, on_h200 = (more_than_dense(BY_TURNS.format(gpu)) for gpu in ("h100", "h200"))
+    blocks = [cell["seconds"] for cell in results(BY_TURNS.format("h200"), "decode-step")]
     before = [more_than_dense(record)[1, 16_384] for record in BEFORE]
     pages = more_than_dense("decode-step-qwen3-1.7b-h200")
     short = [pages[1, context] for context in (1024, 4096)]
@@ -37,6 +38,7 @@ def one_request() -> Figures:
         "less": down(-found[1, 32_768], 1),
         **{f"h200_{context}": up(on_h200[1, context], 1) for context in (1024, 4096, 16_384)},
         "h200_less": down(-on_h200[1, 32_768], 1),
+        "h200_apart": up(max(100 * (max(times) / min(times) - 1) for times in blocks)),
         "before_least": up(min(before), 1),
         "before_most": up(max(before), 1),
         "least": up(min(short), 1),
@@ -120,6 +122,7 @@ PAGES: Mapping[str, Claims] = {
         "By turns on an H100 a step of Qwen3-1.7B with one request takes {at_1024} % more than dense at 1,024 tokens, "
         "{at_4096} % more at 4,096 and {at_16384} % more at 16,384, and {less} % less at 32,768": one_request,
         "By turns on an H200 it takes {h200_1024}, {h200_4096} and {h200_16384} % more and {h200_less} % less": one_request,
+        "there blocks of one engine lie up to {h200_apart} % apart": one_request,
         "for each of the {layers} sparse layers the scores take {scores} us, the choice {choice} and the attention "
         "{gather}, where dense attention takes {dense} us a layer": one_request_profiled,
         "they have {before_least} to {before_most} % at 16,384 tokens.": one_request,

@@ -77,8 +77,7 @@ def share_of(plan: str, tiles: np.ndarray, workspace: StepWorkspace) -> int | No
 def launched(plan: str, workspace: StepWorkspace) -> StepWorkspace:
     """The same workspace, whose programs are as many as run at the same time, or all that there is room for."""
     if plan == "programs":
-        # Too few for a (request, head) each, so all are launched.
-        return dataclasses.replace(workspace, running=1)
+        return dataclasses.replace(workspace, running=0)
     return dataclasses.replace(workspace, arrivals_X=workspace.arrivals_X[: workspace.running])
 
 
@@ -103,7 +102,8 @@ def row_of(clock: fine_kernels.Clock, bandwidth: float, choice: decode_kernels.C
     moved = workspace.kv_heads * int(read.sum()) * 2 * case.query_RHGD.shape[-1] * case.keys_PBHD.element_size()
     row: dict[str, Any] = {
         "requests": len(tiles), "contexts": case.name.split()[1], "budgets": budgets,
-        "mean_budget_tokens": float(choice.budgets.mean()), "floor_us": 1e6 * moved / bandwidth,
+        "mean_budget_tokens": float(choice.budgets.mean()), "mean_read_tokens": float(read.mean()),
+        "floor_us": 1e6 * moved / bandwidth,
         "layer_us": clock.graph_us(choice.layer), "tiles_in_a_stretch": {"planned": planned},
         "attention_us": {"planned": clock.graph_us(choice.attend)},
     }  # fmt: skip

@@ -34,6 +34,8 @@ PACKAGES = (
     "latex2sympy2_extended",
     "sympy",
 )
+OF_A_CALL = ("commit", "hardware", "date")
+"""What `made_by` says of the call, beside its command."""
 
 
 def make(
@@ -64,8 +66,8 @@ def write_unless_same(
     path: Path | str, kind: str, results: dict[str, Any], *, aside: Collection[str] = (), **about: Any
 ) -> bool:
     """Write a record as `write` does, unless the one that is there says the same: then the date, the commit, the
-    versions and the seconds stay those of the call that did the work. aside: results that are of each call. Returns
-    whether it was written."""
+    versions and the seconds stay those of the call that did the work, also those of schedules in the results. aside:
+    results that are of each call. Returns whether it was written."""
     new = json.loads(json.dumps(make(kind, results, **about)))
     try:
         old = read(path, kind)
@@ -80,8 +82,21 @@ def write_unless_same(
 
 
 def _without(record: dict[str, Any], aside: Collection[str]) -> dict[str, Any]:
-    results = {name: value for name, value in record["results"].items() if name not in aside}
+    results = {name: without_provenance(value) for name, value in record["results"].items() if name not in aside}
     return record | {"results": results}
+
+
+def without_provenance(value: Any) -> Any:
+    """Plain data in which schedules do not say by which code, on which machine and when they were made."""
+    if isinstance(value, list):
+        return [without_provenance(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    made = value.get("made_by")
+    told = {name: without_provenance(each) for name, each in value.items() if name != "made_by"}
+    if isinstance(made, dict):
+        told["made_by"] = {name: each for name, each in made.items() if name not in OF_A_CALL}
+    return told
 
 
 def read(path: Path | str, kind: str | None = None) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import tomllib
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -144,8 +145,17 @@ def test_calibrate_writes_a_schedule_that_loads(
     monkeypatch.setattr(records, "datetime", SimpleNamespace(now=lambda zone: datetime(2099, 1, 1, tzinfo=zone)))
     assert main(command) == 0
     said = capsys.readouterr().err.splitlines()
-    assert kept in said and f"{record} stays as it was: nothing was left to do" in said
+    assert kept in said
+    for path in (record, written):
+        assert f"{path} stays as it was: nothing was left to do" in said and f"wrote {path}" not in said
     assert (record.read_text(), written.read_text()) == before
+    # Somebody's own budgets are not those of the record.
+    written.write_text(before[1].replace("kv_budget_tokens = ", "kv_budget_tokens = 1", 1))
+    assert main(command) == 0
+    assert f"wrote {written}" in capsys.readouterr().err.splitlines()
+    again = Schedule.load(written)
+    assert again.made_by is not None and again.made_by["date"].startswith("2099")
+    assert records.without_provenance(again.table()) == records.without_provenance(tomllib.loads(before[1]))
     monkeypatch.undo()
     schedule = Schedule.load(out / "mine.toml")
     assert schedule.target is not None

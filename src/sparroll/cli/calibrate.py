@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import time
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from sparroll import records
+from sparroll import files, records
 from sparroll.calibrate.defaults import MOST_BUDGETS, PROMPTS, SAMPLES, VERIFY_ROUNDS
 from sparroll.cli.calibration import own_options
 from sparroll.cli.calibration.printed import text
 from sparroll.cli.shared import common, named, options
 from sparroll.control.impossible_limit import ImpossibleLimit
 from sparroll.engines.make import check_names
-from sparroll.errors import UserError
 from sparroll.progress import Progress, quiet_transformers, say
 from sparroll.tasks.prompt_file import read_prompts
 
@@ -137,7 +137,8 @@ def calibrate(
 
     # What is measured and chosen.
     quiet_transformers()
-    started = time.perf_counter()
+    started, there = time.perf_counter(), out / f"{name}.toml"
+    before = there.read_text(encoding="utf-8") if there.is_file() else ""
     with (
         common.interruptible(f"{out} keeps every measured budget; run the same command to continue"),
         Progress(json_output) as bars,
@@ -174,7 +175,7 @@ def calibrate(
                 hardware=hardware,
                 bounds=wanted.bounds,
                 model=model,
-                made_by=_made_by(common.as_typed(command), out / f"{name}.toml"),
+                made_by=records.made_by(common.as_typed(command)),
                 name=name,
                 on_progress=bars.bar("calibrate"),
             )
@@ -182,22 +183,7 @@ def calibrate(
     # What is written and printed.
     config = study_table(model, entries, chat, settings, engine, dtype=dtype, budgets=candidates.budgets)
     config |= goal.table(candidates) | {"most_budgets": candidates.most_budgets, "cost_ahead": cost.table()}
-    _write(found, out, config, seed, time.perf_counter() - started, json_output)
-
-
-def _made_by(typed: str, path: Path) -> dict[str, Any]:
-    """What the schedule says of how it was made. Where this command, code and machine made the file that is there, the date
-    stays: from what is kept, the same schedule is made again."""
-    from sparroll.calibrate.store import holds_measurements
-    from sparroll.schedule import Schedule
-
-    made = records.made_by(typed)
-    try:
-        before = (Schedule.load(path).made_by or {}) if path.is_file() else {}
-    except UserError:
-        return made
-    same = holds_measurements(path.parent) and all(before.get(key) == made[key] for key in made if key != "date")
-    return made | {"date": before["date"]} if same and "date" in before else made
+    _write(found, out, before, config, seed, time.perf_counter() - started, json_output)
 
 
 def _missed(verification: Verification, schedule: Schedule) -> str:
@@ -210,22 +196,44 @@ def _missed(verification: Verification, schedule: Schedule) -> str:
 
 
 def _write(
-    found: Calibration, out: Path, config: dict[str, Any], seed: int, wall_seconds: float, json_output: bool
+    found: Calibration,
+    out: Path,
+    before: str,
+    config: dict[str, Any],
+    seed: int,
+    wall_seconds: float,
+    json_output: bool,
 ) -> None:
-    """Write the record and the page, and print the result, with a warning where the verification missed the target."""
+    """Write the record and the page, and print the result, with a warning where the verification missed the target.
+    before: what the schedule's file held; it gets it back if nothing but the call is new."""
     from sparroll.report import write_report
 
     record = out / "calibration.json"
     written = records.write_unless_same(
         record, "calibration", found.table(), config=config, seed=seed, wall_seconds=wall_seconds
     )
+    kept = [] if written else [record]
+    if not written and _same_schedule(before, found.path):
+        files.write_text(found.path, before)
+        kept.append(found.path)
     page = write_report(out)
     if json_output:
-        common.print_json(found.table())
+        common.print_json(records.read(record)["results"])
     else:
         print("\n".join(text(found)))
     verified = found.verification
     if verified is not None and not verified.met:
         missed = f"at {', '.join(verified.missed)} {_missed(verified, found.schedule)}"
         say(f"warning: {missed if verified.missed else verified.notes[-1]}")
-    common.wrote(record, page, found.path, quiet=json_output, kept=None if written else record)
+    common.wrote(record, page, found.path, quiet=json_output, kept=kept)
+
+
+def _same_schedule(before: str, path: Path) -> bool:
+    """Whether the file says what it said before, but for who made it when."""
+    try:
+        tables = [
+            records.without_provenance(tomllib.loads(each)) for each in (before, path.read_text(encoding="utf-8"))
+        ]
+    except tomllib.TOMLDecodeError:
+        return False
+    return bool(tables[0] == tables[1])

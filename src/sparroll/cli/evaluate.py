@@ -223,7 +223,7 @@ def evaluate(
         print("\n".join(text.summary(results)))
     # Without the log, a finished evaluation has been read again.
     sampled = [out / SAMPLES] if (out / SAMPLE_LOG).exists() else []
-    common.wrote(*sampled, path, page, quiet=json_output, kept=None if written else path)
+    common.wrote(*sampled, path, page, quiet=json_output, kept=() if written else (path,))
 
 
 def _compare(folders: tuple[Path, Path], out: Path | None, json_output: bool) -> None:

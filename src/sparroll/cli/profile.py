@@ -114,7 +114,7 @@ def profile(
     else:
         for entry in (found.ceiling, *found.entries):
             print("\n".join(_lines(entry)), end="\n\n")
-    common.wrote(record, page, quiet=json_output, kept=None if written else record)
+    common.wrote(record, page, quiet=json_output, kept=() if written else (record,))
 
 
 def _lines(entry: Entry) -> list[str]:

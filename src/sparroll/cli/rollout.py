@@ -105,7 +105,7 @@ def rollout(
     else:
         print("\n".join(excerpts(rollouts.rows(), [prompt.text for prompt in source])), end="\n\n")
         common.print_facts(summary)
-    common.wrote(rollouts.path, path, quiet=json_output, kept=None if written else path)
+    common.wrote(rollouts.path, path, quiet=json_output, kept=() if written else (path,))
 
 
 def excerpts(rows: list[dict[str, Any]], prompts: list[str], shown: int = 3) -> list[str]:

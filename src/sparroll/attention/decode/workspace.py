@@ -29,8 +29,8 @@ UNREAD_PROGRAMS_PER_MULTIPROCESSOR, MOST_UNREAD_PARTS = 8, 8
 """Programs that sum up what is not read, and most of them that share one (request, head). The kernel that reads takes up
 these parts one after the other."""
 MOSTLY_BUSY = 0.85
-"""Each program reads for a single (request, head) where at least this share of those that run at the same time would be busy
-then."""
+"""Where less than this share of the programs that run at the same time would have something to read, if each read for a
+single (request, head), none does."""
 ROOMY = {(8, 0), (9, 0), (10, 0), (10, 3)}
 """Compute capabilities with 164 KB of shared memory or more on each multiprocessor."""
 
@@ -167,7 +167,7 @@ class StepWorkspace:
         The number depends on nothing else, since CUDA graphs keep it. Programs without work would cost time."""
         pairs = requests * self.kv_heads
         each = self.running // pairs
-        return self.running if pairs * each >= MOSTLY_BUSY * self.running else len(self.arrivals_X)
+        return self.running if each and pairs * each >= MOSTLY_BUSY * self.running else len(self.arrivals_X)
 
     def unread_parts(self, pairs: int) -> int:
         """Programs that share what one of so many (request, head) does not read."""

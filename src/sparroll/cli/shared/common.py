@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,11 +69,11 @@ def print_config(config: Section, as_json: bool) -> None:
         print(as_toml(config), end="")
 
 
-def wrote(*paths: Path, quiet: bool = False, kept: Path | None = None) -> None:
-    """Name the files that a command wrote; every long command ends with this. kept: the one of them that it left as it
-    was, because it had nothing to do."""
+def wrote(*paths: Path, quiet: bool = False, kept: Collection[Path] = ()) -> None:
+    """Name the files that a command wrote; every long command ends with this. kept: those of them that it left as they
+    were, because it had nothing to do."""
     for path in paths:
-        said = f"{path} stays as it was: nothing was left to do" if path == kept else f"wrote {path}"
+        said = f"{path} stays as it was: nothing was left to do" if path in kept else f"wrote {path}"
         say(said, quiet=quiet)
 
 
