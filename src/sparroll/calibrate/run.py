@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from sparroll import records
 from sparroll.attention.selectors import PageMean, Selector
 from sparroll.calibrate.allocation.tradeoff import trade_off, with_verification
 from sparroll.calibrate.allocation.wanted import Objective, Tradeoff, Wanted, check_limit, limits_given, selector_label
@@ -52,6 +53,8 @@ class Calibration:
     spent: Spent = field(default_factory=lambda: Spent())
     grid: tuple[int, ...] = ()
     """The budgets that were to choose among; not all of them need have been measured."""
+    written: bool = True
+    """Whether the file is new; else it said the same before, and tells who made it then."""
 
     @property
     def generated_tokens(self) -> int:
@@ -208,9 +211,29 @@ def calibrate(
         found, tradeoff = _as_verified(chosen, verification, machine)
         fingerprinted = None if model is None else fingerprint.of_model(model)
         schedule = replace(found, name=name, fingerprint=fingerprinted)
-        path = schedule.save(Path(out) / f"{name}.toml")
+        path = Path(out) / f"{name}.toml"
+        schedule, written = _saved(schedule, path)
     spent, grid = _spent(study, sweeps, verification), tuple(sorted(set(budgets)))
-    return Calibration(schedule, path, chosen.sweep, chosen.fitted, verification, chosen.choice, tradeoff, spent, grid)
+    return Calibration(
+        schedule, path, chosen.sweep, chosen.fitted, verification, chosen.choice, tradeoff, spent, grid, written
+    )
+
+
+def _saved(schedule: Schedule, path: Path) -> tuple[Schedule, bool]:
+    """The schedule that the file holds now, and whether it was written: one that says the same, but for who made it when,
+    stays."""
+    try:
+        there = Schedule.load(path) if path.is_file() else None
+    except UserError:
+        there = None
+    if there is not None and _said(there) == _said(schedule):
+        return there, False
+    schedule.save(path)
+    return schedule, True
+
+
+def _said(schedule: Schedule) -> Any:
+    return records.without_provenance(records.plain(schedule.table()))
 
 
 def _least(wanted: Wanted) -> dict[str, Any]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from sparroll import files, records
+from sparroll import records
 from sparroll.calibrate.defaults import MOST_BUDGETS, PROMPTS, SAMPLES, VERIFY_ROUNDS
 from sparroll.cli.calibration import own_options
 from sparroll.cli.calibration.printed import text
@@ -137,8 +136,7 @@ def calibrate(
 
     # What is measured and chosen.
     quiet_transformers()
-    started, there = time.perf_counter(), out / f"{name}.toml"
-    before = there.read_text(encoding="utf-8") if there.is_file() else ""
+    started = time.perf_counter()
     with (
         common.interruptible(f"{out} keeps every measured budget; run the same command to continue"),
         Progress(json_output) as bars,
@@ -183,7 +181,7 @@ def calibrate(
     # What is written and printed.
     config = study_table(model, entries, chat, settings, engine, dtype=dtype, budgets=candidates.budgets)
     config |= goal.table(candidates) | {"most_budgets": candidates.most_budgets, "cost_ahead": cost.table()}
-    _write(found, out, before, config, seed, time.perf_counter() - started, json_output)
+    _write(found, out, config, seed, time.perf_counter() - started, json_output)
 
 
 def _missed(verification: Verification, schedule: Schedule) -> str:
@@ -196,26 +194,15 @@ def _missed(verification: Verification, schedule: Schedule) -> str:
 
 
 def _write(
-    found: Calibration,
-    out: Path,
-    before: str,
-    config: dict[str, Any],
-    seed: int,
-    wall_seconds: float,
-    json_output: bool,
+    found: Calibration, out: Path, config: dict[str, Any], seed: int, wall_seconds: float, json_output: bool
 ) -> None:
-    """Write the record and the page, and print the result, with a warning where the verification missed the target.
-    before: what the schedule's file held; it gets it back if nothing but the call is new."""
+    """Write the record and the page, and print the result, with a warning where the verification missed the target."""
     from sparroll.report import write_report
 
     record = out / "calibration.json"
     written = records.write_unless_same(
         record, "calibration", found.table(), config=config, seed=seed, wall_seconds=wall_seconds
     )
-    kept = [] if written else [record]
-    if not written and _same_schedule(before, found.path):
-        files.write_text(found.path, before)
-        kept.append(found.path)
     page = write_report(out)
     if json_output:
         common.print_json(records.read(record)["results"])
@@ -225,15 +212,5 @@ def _write(
     if verified is not None and not verified.met:
         missed = f"at {', '.join(verified.missed)} {_missed(verified, found.schedule)}"
         say(f"warning: {missed if verified.missed else verified.notes[-1]}")
+    kept = [path for path, new in ((record, written), (found.path, found.written)) if not new]
     common.wrote(record, page, found.path, quiet=json_output, kept=kept)
-
-
-def _same_schedule(before: str, path: Path) -> bool:
-    """Whether the file says what it said before, but for who made it when."""
-    try:
-        tables = [
-            records.without_provenance(tomllib.loads(each)) for each in (before, path.read_text(encoding="utf-8"))
-        ]
-    except tomllib.TOMLDecodeError:
-        return False
-    return bool(tables[0] == tables[1])
