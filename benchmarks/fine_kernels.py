@@ -236,26 +236,38 @@ def sweep(clock: Clock, choice: decode_kernels.Choice, options: argparse.Namespa
     return rows
 
 
-def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", help="JSON record; not needed with --dry")
-    parser.add_argument("--requests", type=int, default=32)
-    parser.add_argument("--context", type=int, default=30_000)
+def add_shape(parser: argparse.ArgumentParser) -> None:
+    """Options of a benchmark whose cases are these: the shape of a layer, and how it is timed."""
+    parser.add_argument("--context", type=int, default=30_000, help="tokens of the longest request")
     parser.add_argument("--heads", type=int, default=8, help="KV heads")
     parser.add_argument("--group", type=int, default=2, help="query heads per KV head")
     parser.add_argument("--dim", type=int, default=128)
-    parser.add_argument("--units", nargs="+", choices=UNITS, default=list(UNITS))
-    parser.add_argument("--budgets", type=int, nargs="+", default=[512, 1024, 4096])
     parser.add_argument("--block", type=int, default=16)
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"])
     parser.add_argument("--repeats", type=int, default=21)
     parser.add_argument("--calls", type=int, default=10, help="calls in each graph")
+    parser.add_argument("--dry", action="store_true", help="tiny sizes in triton's interpreter; times nothing")
+    parser.add_argument("--seed", type=int, default=0)
+
+
+def tested(options: argparse.Namespace, names: Sequence[str]) -> tuple[dict[str, Any] | None, Clock]:
+    """How many of these tests passed, compiled, and a clock; a dry run tests and times nothing."""
+    if options.dry:
+        return None, DryClock()
+    return run_tests(names), decode_kernels.Clock(options.repeats, options.calls)
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", help="JSON record; not needed with --dry")
+    parser.add_argument("--requests", type=int, default=32)
+    add_shape(parser)
+    parser.add_argument("--units", nargs="+", choices=UNITS, default=list(UNITS))
+    parser.add_argument("--budgets", type=int, nargs="+", default=[512, 1024, 4096])
     parser.add_argument("--sweep", action="store_true", help="also time other layouts of each kernel (minutes)")
     parser.add_argument(
         "--no-tests", action="store_true", help="leave out the kernels' own tests, as after another call"
     )
-    parser.add_argument("--dry", action="store_true", help="tiny sizes in triton's interpreter; times nothing")
-    parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     if options.dry:
         vars(options).update(DRY, no_tests=True)

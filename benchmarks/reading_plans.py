@@ -138,16 +138,7 @@ def parsed() -> argparse.Namespace:
         "--equal", type=int, nargs="+", default=[4, 16, 24, 32, 48, 64], help="requests of equal length"
     )
     parser.add_argument("--budgets", type=int, nargs="+", default=[512, 1024], help="of these")
-    parser.add_argument("--context", type=int, default=30_000, help="of the longest request")
-    parser.add_argument("--heads", type=int, default=8, help="KV heads")
-    parser.add_argument("--group", type=int, default=2, help="query heads per KV head")
-    parser.add_argument("--dim", type=int, default=128)
-    parser.add_argument("--block", type=int, default=16)
-    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"])
-    parser.add_argument("--repeats", type=int, default=21)
-    parser.add_argument("--calls", type=int, default=10, help="calls in each graph")
-    parser.add_argument("--dry", action="store_true", help="tiny sizes in triton's interpreter; times nothing")
-    parser.add_argument("--seed", type=int, default=0)
+    fine_kernels.add_shape(parser)
     options = parser.parse_args()
     if options.dry:
         vars(options).update(DRY)
@@ -163,8 +154,7 @@ def parsed() -> argparse.Namespace:
 def main() -> None:
     options = parsed()
     started = time.perf_counter()
-    tests = None if options.dry else fine_kernels.run_tests(TESTS)
-    clock = fine_kernels.DryClock() if options.dry else decode_kernels.Clock(options.repeats, options.calls)
+    tests, clock = fine_kernels.tested(options, TESTS)
     bandwidth = clock.copy_bytes_per_second()
     print(f"copy bandwidth: {bandwidth / 1e12:.2f} TB/s; us of the floor, the layer, and attention by each plan")
     print(f"requests, contexts, budgets, their mean{'':>18}{' '.join(f'{plan:>9}' for plan in PLANS)}")

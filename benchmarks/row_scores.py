@@ -89,8 +89,7 @@ def parsed() -> argparse.Namespace:
 def main() -> None:
     options = parsed()
     started = time.perf_counter()
-    tests = None if options.dry else fine_kernels.run_tests(TESTS)
-    clock: Any = fine_kernels.DryClock() if options.dry else decode_kernels.Clock(options.repeats, options.calls)
+    tests, clock = fine_kernels.tested(options, TESTS)
     print(f"{'logits':>9} {'rows':>6} {'listed':>6} {'ours us':>10} {'vllm us':>10}")
     rows = rows_of(clock, options)
     assert options.dry or not any(math.isnan(row["speedup"]) for row in rows)

@@ -264,56 +264,47 @@ def test_a_model_with_random_weights_becomes_sure_of_its_tokens(monkeypatch, tmp
     assert mass_of_20() > 5 * before
 
 
-@pytest.mark.slow
-def test_a_dry_run_of_the_kernels_of_fine_units_checks_them_and_times_nothing(tmp_path, monkeypatch, capsys) -> None:
+def dry_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *more: str) -> dict[str, Any]:
+    """The results of a benchmark of kernels without a GPU, in a record of its own kind."""
     pytest.importorskip("triton", reason="triton runs on Linux only")
     if torch.cuda.is_available():
         pytest.skip("interprets kernels on CPU tensors; with CUDA the benchmark itself checks what it compiled")
-    fine_kernels, out = load("fine_kernels", monkeypatch), tmp_path / "record.json"
-    monkeypatch.setattr(sys, "argv", ["fine_kernels.py", "--dry", "--units", "4x4", "--out", str(out)])
-    fine_kernels.main()
-    record = records.read(out, "fine-kernels")
-    rows = record["results"]["rows"]
+    benchmark, out = load(name, monkeypatch), tmp_path / "record.json"
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", "--dry", *more, "--out", str(out)])
+    benchmark.main()
+    return records.read(out, name.replace("_", "-"))["results"]
+
+
+@pytest.mark.slow
+def test_a_dry_run_of_the_kernels_of_fine_units_checks_them_and_times_nothing(tmp_path, monkeypatch, capsys) -> None:
+    results = dry_run("fine_kernels", tmp_path, monkeypatch, "--units", "4x4")
+    rows = results["rows"]
     assert [row["kernel"] for row in rows] == ["scores", "choice", "attention", "sparse layer"] * 2
     assert {row["units"] for row in rows} == {"4x4 equal", "4x4 mixed"}
     assert all(row["graph_us"] is None and row["bytes"] > 0 for row in rows)
     # The row of a unit: 32 channels of 4 bits and a scale.
     scored = {row["units"]: row["bytes"] for row in rows if row["kernel"] == "scores"}
     assert scored["4x4 equal"] == 2 * 38 * (4 + 20)
-    assert record["results"]["tests"] is None
+    assert results["tests"] is None
     assert "4x4 mixed" in capsys.readouterr().out
 
 
 @pytest.mark.slow
 def test_a_dry_run_of_the_plans_of_reading_checks_each_and_times_nothing(tmp_path, monkeypatch) -> None:
-    pytest.importorskip("triton", reason="triton runs on Linux only")
-    if torch.cuda.is_available():
-        pytest.skip("interprets kernels on CPU tensors; with CUDA the benchmark itself checks what it compiled")
-    reading_plans, out = load("reading_plans", monkeypatch), tmp_path / "record.json"
-    monkeypatch.setattr(sys, "argv", ["reading_plans.py", "--dry", "--out", str(out)])
-    reading_plans.main()
-    rows = records.read(out, "reading-plans")["results"]["rows"]
+    rows = dry_run("reading_plans", tmp_path, monkeypatch)["rows"]
     assert [(row["requests"], row["contexts"], row["budgets"]) for row in rows] == [
         (1, "mixed", "schedule"), (3, "mixed", "schedule"), (2, "equal", "96"),
     ]  # fmt: skip
     for row in rows:
         # Six programs at a time: heads of 3 requests have one each, heads of 2 would leave two of them idle.
-        assert (
-            row["tiles_in_a_stretch"]["planned"]
-            == row["tiles_in_a_stretch"]["own" if row["requests"] != 2 else "programs"]
-        )
+        taken, shares = "programs" if row["requests"] == 2 else "own", row["tiles_in_a_stretch"]
+        assert shares["planned"] == shares[taken]
         assert set(row["attention_us"]) == {"planned", "running", "programs", "own"}
         assert set(row["attention_us"].values()) == {None}
 
 
 def test_a_dry_run_of_the_scores_of_rows_checks_them_and_times_nothing(tmp_path, monkeypatch, capsys) -> None:
-    pytest.importorskip("triton", reason="triton runs on Linux only")
-    if torch.cuda.is_available():
-        pytest.skip("interprets kernels on CPU tensors; with CUDA the benchmark itself checks what it compiled")
-    row_scores, out = load("row_scores", monkeypatch), tmp_path / "record.json"
-    monkeypatch.setattr(sys, "argv", ["row_scores.py", "--dry", "--out", str(out)])
-    row_scores.main()
-    rows = records.read(out, "row-scores")["results"]["rows"]
+    rows = dry_run("row_scores", tmp_path, monkeypatch)["rows"]
     assert [(row["dtype"], row["top_k"]) for row in rows] == [
         (dtype, top_k) for dtype in ("bfloat16", "float32") for top_k in (0, 20)
     ]
