@@ -10,7 +10,7 @@ from typing import Any
 import record_tables
 from record_tables import results, table, times
 from render_speed import WholeRun
-from request_sets import SETS
+from request_sets import DRAINED_REQUESTS, SETS
 
 from sparroll.rounding import percent_down, rounded_down, rounded_up
 
@@ -44,6 +44,12 @@ def _half_measured(found: dict[str, Any]) -> bool:
     return len(found["windows"]) >= len(found["windows_missing"])
 
 
+def _at_a_time(request_set: str, found: dict[str, Any]) -> str:
+    """How many requests of the drained set a cache held that does not hold all of them."""
+    begun = found["windows"][0]["batch"]
+    return f", {begun} at a time" if request_set == "drained" and begun < DRAINED_REQUESTS else ""
+
+
 def _device(found: dict[str, Any]) -> str:
     """The second word of "NVIDIA H200"."""
     return str(found["gpu"] or "unknown").split()[:2][-1]
@@ -71,7 +77,7 @@ def fine_rollouts() -> str:
             [
                 _device(found),
                 f"Qwen3-{size.upper()}",
-                request_set,
+                request_set + _at_a_time(request_set, found),
                 *KINDS[kind],
                 f"{math.ceil(found['dense_tokens_per_second']):,}",
                 times(found["published"]["speedup"]),

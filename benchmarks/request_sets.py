@@ -4,7 +4,8 @@ those moments say about the whole run. Arithmetic alone; nothing here runs a mod
 Prompts have 150 tokens. Response lengths are log-normal with median 18,000 and sigma 0.6, capped at 32,768, and drawn from
 fixed seeds.
 
-drained  60 requests start together and run to the last one, as in a synchronous RL step.
+drained  60 requests start together and run to the last one, as in a synchronous RL step. Where the KV cache would not hold
+         them all at some step, only so many run at a time as it always holds, and whoever ends is followed by the next.
 steady   as many requests as fill 95 % of the KV cache on average; whoever ends is replaced by a fresh one, as in
          asynchronous RL. Moments at which the requests would not fit in the cache are passed over, since vLLM would not let
          them run together.
@@ -12,10 +13,11 @@ long     as many requests as fill 95 % of the KV cache, each of them 28K to 32K 
          over that range: where long thinkers spend their last steps.
 """
 
-# B requests in a batch
+# B requests in a batch, Q of a run
 
 from __future__ import annotations
 
+import heapq
 from typing import Any
 
 import numpy as np
@@ -40,11 +42,39 @@ def slack_tokens(steps: int, repeats: int) -> int:
     return steps * repeats + 32 + 16
 
 
-def drained_windows(windows: int, scale: float = 1.0) -> Windows:
-    """Evenly spaced moments of the drained run, the first and the last among them."""
-    lengths = response_tokens(DRAINED_REQUESTS, scale=scale)
-    at = np.linspace(0, lengths.max() - 1, windows).astype(int)
-    return [{"step": int(t), "contexts": [PROMPT_TOKENS + int(t)] * int((lengths > t).sum())} for t in at]
+def drained_windows(
+    windows: int, capacity_tokens: int | None = None, slack_tokens: int = 0, scale: float = 1.0
+) -> Windows:
+    """Evenly spaced moments of the drained run, the first and the last among them. capacity_tokens: of a cache that must
+    hold the requests of every step with `slack_tokens` more each; None for one that holds all."""
+    length_Q = response_tokens(DRAINED_REQUESTS, scale=scale)
+    begin_Q = _begin_steps(length_Q, capacity_tokens, PROMPT_TOKENS + slack_tokens)
+    end_Q = begin_Q + length_Q
+    at = np.linspace(0, end_Q.max() - 1, windows).astype(int)
+    return [
+        {"step": int(t), "contexts": (PROMPT_TOKENS + t - begin_Q[(begin_Q <= t) & (t < end_Q)]).tolist()} for t in at
+    ]
+
+
+def _begin_steps(length_Q: np.ndarray, capacity_tokens: int | None, beside_tokens: int) -> np.ndarray:
+    """[Q] at which step each request begins if as many run at a time as fit with `beside_tokens` each beside what they have
+    decoded."""
+    for at_once in range(len(length_Q), 0, -1):
+        free_at = [0] * at_once
+        begin_Q = np.array([_follow(free_at, int(length)) for length in length_Q])
+        end_Q = begin_Q + length_Q
+        # What is held grows from one end to the next.
+        held = [(last + 1 - begin_Q + beside_tokens)[(begin_Q <= last) & (last < end_Q)].sum() for last in end_Q - 1]
+        if capacity_tokens is None or max(held) <= capacity_tokens:
+            return begin_Q
+    raise SystemExit(f"a cache of {capacity_tokens} tokens does not hold the longest request of the drained set")
+
+
+def _follow(free_at: list[int], length: int) -> int:
+    """The step at which a place is free for the next request, which then takes it for so many steps."""
+    begin = heapq.heappop(free_at)
+    heapq.heappush(free_at, begin + length)
+    return begin
 
 
 def steady_windows(
@@ -104,7 +134,7 @@ def windows_of_sets(
     fewer = max(4, windows // 2)
     filling = {"steady": steady_windows, "long": long_windows}
     return {
-        name: drained_windows(windows, scale)
+        name: drained_windows(windows, capacity_tokens, slack_tokens, scale)
         if name == "drained"
         else filling[name](fewer, capacity_tokens, most_requests, slack_tokens, scale)
         for name in sets

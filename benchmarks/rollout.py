@@ -70,7 +70,7 @@ def sets_to_measure(options: argparse.Namespace, dense_capacity_tokens: int) -> 
     slack = slack_tokens(options.steps, options.repeats)
     windows = windows_of_sets(options.sets, options.windows, held, options.max_seqs, slack, options.shrink)
     if options.whole_run:
-        windows["whole"] = drained_windows(options.windows, options.scale * options.shrink)
+        windows["whole"] = drained_windows(options.windows, scale=options.scale * options.shrink)
     return windows
 
 

@@ -201,7 +201,7 @@ def moments(options: argparse.Namespace) -> list[Moment]:
         return [{"set": "batch", "step": 0, "contexts": [each] * options.batch} for each in options.contexts]
     found: dict[str, request_sets.Windows] = {}
     if "drained" in options.sets:
-        found["drained"] = request_sets.drained_windows(options.moments, options.shrink)
+        found["drained"] = request_sets.drained_windows(options.moments, scale=options.shrink)
     if "steady" in options.sets:
         slack = 32 + max(
             options.steps * options.repeats,

@@ -54,6 +54,29 @@ def test_drained_run_starts_with_all_requests_and_ends_with_those_that_are_cappe
     assert len(windows[-1]["contexts"]) == int((request_sets.response_tokens(60) == 32_768).sum())
 
 
+@pytest.mark.parametrize(("capacity_tokens", "at_once"), [(650_000, 60), (394_224, 27), (33_000, 1)])
+def test_drained_run_has_as_many_requests_at_a_time_as_its_cache_always_holds(
+    request_sets: ModuleType, capacity_tokens: int, at_once: int
+) -> None:
+    windows = request_sets.drained_windows(3000, capacity_tokens, slack_tokens=72)
+    assert max(len(w["contexts"]) for w in windows) == len(windows[0]["contexts"]) == at_once
+    assert max(sum(w["contexts"]) + 72 * len(w["contexts"]) for w in windows) <= capacity_tokens
+    # Places that are free are taken until every request of the set has begun.
+    lengths, steps = request_sets.response_tokens(60), windows[-1]["step"] + 1
+    assert lengths.sum() / at_once <= steps <= lengths.sum() / at_once + lengths.max()
+    each = [len(w["contexts"]) for w in windows]
+    assert sum(each) / len(each) * steps == pytest.approx(lengths.sum(), rel=0.01)
+    if at_once == 60:
+        assert windows == request_sets.drained_windows(3000)
+
+
+def test_drained_set_needs_a_cache_for_its_longest_request(request_sets: ModuleType) -> None:
+    with pytest.raises(
+        SystemExit, match="a cache of 32000 tokens does not hold the longest request of the drained set"
+    ):
+        request_sets.drained_windows(3, capacity_tokens=32_000)
+
+
 def test_steady_requests_fit_the_cache_with_what_they_decode(request_sets: ModuleType) -> None:
     windows = request_sets.steady_windows(6, capacity_tokens=100_000, most_requests=64, slack_tokens=72)
     assert len(windows) == 6
