@@ -61,8 +61,9 @@ def test_budgets_on_the_device_and_on_the_host_are_the_schedules(name: str) -> N
     assert (out[:2] == UNLIMITED).all() and (out[2:] == expected).all()
     # What the kernels read by the budgets on the device, and what is counted from the lengths on the host.
     assert torch.equal(schedule.selector.read_tokens(contexts.int(), out[5]), reads.int())
-    counted = state.decode_rows(contexts.numpy()).read_tokens_L
-    assert counted.tolist() == [int(contexts.sum())] * 2 + [int(reads.sum())] * 4
+    counted = state.decode_rows(contexts.numpy())
+    assert counted.context_tokens == int(contexts.sum())
+    assert counted.unread_tokens_L.tolist() == [0] * 2 + [int((contexts - reads).sum())] * 4
     assert (state.unread_tokens(contexts.numpy()) == 4 * (contexts - reads).numpy()).all()
 
 
@@ -74,7 +75,7 @@ def test_what_rows_read_is_looked_up_however_long_their_contexts_grow() -> None:
         contexts_R = np.array([context, context + 1])
         reads = [int(grouped.of_layer(layer).read_tokens(context)) for layer in (2, 3, 4, 5)]
         rows = state.decode_rows(contexts_R, dense_R)
-        assert rows.read_tokens_L.tolist() == [2 * context + 1] * 2 + [read + context + 1 for read in reads]
+        assert rows.unread_tokens_L.tolist() == [0] * 2 + [context - read for read in reads]
         assert rows.sparse_L.tolist() == [0, 0] + [int(read < context) for read in reads]
         assert (rows.context_tokens, rows.dense_rows, rows.dense_context_tokens) == (2 * context + 1, 1, context + 1)
         both = np.array([[context], [7]])
@@ -140,7 +141,7 @@ def test_a_new_schedule_fills_the_same_tensor() -> None:
     for schedule, budget, read in ((Schedule.fixed(256), 256, 256 - 4), (None, UNLIMITED, 300), (RISING, 128, 128 - 4)):
         state.set_schedule(schedule)
         assert state.budgets(contexts, out)[2].item() == budget
-        assert state.decode_rows(np.array([300])).read_tokens_L.tolist() == [300] * 2 + [read] * 4
+        assert state.decode_rows(np.array([300])).unread_tokens_L.tolist() == [0] * 2 + [300 - read] * 4
     assert state._steps_XS.data_ptr() == where
 
 
@@ -181,7 +182,7 @@ def test_a_mixed_step_is_told_apart_and_counted() -> None:
     # 300 tokens are 19 units of 16, of which the last holds 12.
     assert (counted.decode.rows, counted.decode.context_tokens) == (2, 340)
     assert counted.decode.sparse_L.tolist() == [0, 0, 1, 1, 1, 1]
-    assert counted.decode.read_tokens_L.tolist() == [340] * 2 + [40 + 128 - 4] * 4
+    assert counted.decode.unread_tokens_L.tolist() == [0] * 2 + [300 - (128 - 4)] * 4
 
 
 def test_rows_of_dense_requests_decode_and_read_everything() -> None:
@@ -199,7 +200,7 @@ def test_rows_of_dense_requests_decode_and_read_everything() -> None:
     assert (counted.decode.dense_rows, counted.decode.dense_context_tokens) == (1, 310)
     assert counted.decode.sparse_L.tolist() == [0, 0, 1, 1, 1, 1]
     # 300 tokens are 19 units of 16, of which the last holds 12.
-    assert counted.decode.read_tokens_L.tolist() == [650] * 2 + [310 + 40 + 128 - 4] * 4
+    assert counted.decode.unread_tokens_L.tolist() == [0] * 2 + [300 - (128 - 4)] * 4
     report = state.report()
     assert (report.dense_request_steps, report.dense_request_context_tokens) == (1, 310)
     Rows.of(common, np.array([True] * 4)).count(state)

@@ -28,9 +28,9 @@ UNLIMITED = 1 << 30
 """A budget above every context: the row reads everything."""
 
 
-def _none() -> np.ndarray:
-    """A count of nothing, which can be added to the counts of any number of layers."""
-    return np.zeros((), dtype=np.int64)
+NOTHING = np.zeros((), dtype=np.int64)
+"""A count of nothing, which can be added to the counts of any number of layers."""
+NOTHING.flags.writeable = False
 
 
 @dataclass
@@ -39,20 +39,27 @@ class DecodeRows:
 
     rows: int = 0
     context_tokens: int = 0
-    sparse_L: np.ndarray = field(default_factory=_none)
-    """Rows that read a part of their context, in each layer."""
-    read_tokens_L: np.ndarray = field(default_factory=_none)
-    """Tokens attended in each layer."""
+    sparse_L: np.ndarray = field(default_factory=lambda: NOTHING)
+    """Rows that read a part of their context, in each layer; NOTHING where none does in any."""
+    unread_tokens_L: np.ndarray = field(default_factory=lambda: NOTHING)
+    """Tokens that these rows leave out in each layer."""
     dense_rows: int = 0
     """Those of the rows that belong to dense requests. They read everything in every layer."""
     dense_context_tokens: int = 0
 
+    @property
+    def leaves_out(self) -> bool:
+        """Whether any row leaves out a part of its context in any layer."""
+        return self.sparse_L is not NOTHING and bool(self.sparse_L.any())
+
     def __add__(self, other: DecodeRows) -> DecodeRows:
+        # Most rows of short contexts leave out nothing, and arrays take most of the time that is spent here.
+        same = other.sparse_L is NOTHING
         return DecodeRows(
             self.rows + other.rows,
             self.context_tokens + other.context_tokens,
-            self.sparse_L + other.sparse_L,
-            self.read_tokens_L + other.read_tokens_L,
+            self.sparse_L if same else self.sparse_L + other.sparse_L,
+            self.unread_tokens_L if same else self.unread_tokens_L + other.unread_tokens_L,
             self.dense_rows + other.dense_rows,
             self.dense_context_tokens + other.dense_context_tokens,
         )
@@ -62,7 +69,7 @@ class DecodeRows:
             -self.rows,
             -self.context_tokens,
             -self.sparse_L,
-            -self.read_tokens_L,
+            -self.unread_tokens_L,
             -self.dense_rows,
             -self.dense_context_tokens,
         )
@@ -83,7 +90,7 @@ class Counters:
     sampled."""
     resumed_tokens: int = 0
     """Response tokens sampled at the end of such a prefill, and not in a decode row."""
-    resumed_sparse_L: np.ndarray = field(default_factory=_none)
+    resumed_sparse_L: np.ndarray = field(default_factory=lambda: NOTHING)
     """How many of those would have been sparse rows, in each layer, if a decode row had sampled them."""
 
 
@@ -151,8 +158,6 @@ class State:
     the longest: 8 bytes for each of its tokens and groups of layers."""
     _whole_tokens: int = -1
     """All contexts up to this one are read whole in every layer, as far as `_read_PU` knows."""
-    _nothing_L: np.ndarray = field(default_factory=_none)
-    """No row, in each layer."""
     _started_with: Schedule | None = None
     _step: StepUnderWay | None = None
     _replayed: dict[bool, DecodeRows] = field(default_factory=dict)
@@ -241,7 +246,7 @@ class State:
         table[0, 0] = 0
         self._parts, self._part_L = [], np.zeros(self.layers, dtype=np.int64)
         self._read_PU = np.zeros((1 + len(schedule.groups if schedule else ()), 0), dtype=np.int64)
-        self._whole_tokens, self._nothing_L = -1, np.zeros(self.layers, dtype=np.int64)
+        self._whole_tokens = -1
         for layers, part in schedule.parts(self.layers) if schedule else ():
             self._parts.append(part)
             self._part_L[list(layers)] = len(self._parts)
@@ -273,9 +278,11 @@ class State:
     def decode_rows(self, contexts_R: np.ndarray, dense_R: np.ndarray | bool | None = None) -> DecodeRows:
         """Decode rows with these contexts, as the schedule in force reads them, from lengths that the host knows.
         dense_R: which of them belong to dense requests; None: none of them."""
-        if dense_R is None and contexts_R.max(initial=0) <= self._whole_tokens:
-            total = int(contexts_R.sum())
-            return DecodeRows(len(contexts_R), total, self._nothing_L, np.full(self.layers, total))
+        if dense_R is None:
+            # Lists of so few numbers are added up faster than arrays.
+            contexts = contexts_R.tolist()
+            if max(contexts, default=0) <= self._whole_tokens:
+                return DecodeRows(len(contexts), sum(contexts))
         read_PR = self._read_tokens(contexts_R)
         dense = (0, 0)
         if dense_R is not None and np.any(dense_R):
@@ -284,7 +291,8 @@ class State:
             dense = (int(dense_R.sum()), int(contexts_R[dense_R].sum()))
         sparse_L = (read_PR < contexts_R).sum(axis=1)[self._part_L]
         read_P = read_PR.sum(axis=1)
-        return DecodeRows(len(contexts_R), int(read_P[0]), sparse_L, read_P[self._part_L], *dense)
+        unread_P = read_P[0] - read_P
+        return DecodeRows(len(contexts_R), int(read_P[0]), sparse_L, unread_P[self._part_L], *dense)
 
     def _read_tokens(self, contexts: np.ndarray) -> np.ndarray:
         """[P, ...] tokens that decode rows with these contexts [...], integers from 0 on, read, by row of `_read_PU`; in the
@@ -309,7 +317,7 @@ class State:
         short one, if a graph that may run it has no plan either."""
         self._end_step()
         self.counters.decode += rows
-        reads_all = not rows.sparse_L.any() or rows.context_tokens <= self.short_step_tokens
+        reads_all = not rows.leaves_out or rows.context_tokens <= self.short_step_tokens
         self.step_is_whole = reads_all and (bool(self.captured_whole) or not may_replay)
         if self._not_decoding.rows:
             rows, self._not_decoding = rows + -self._not_decoding, DecodeRows()
@@ -406,8 +414,9 @@ class State:
 
     def _count(self, rows: DecodeRows, ran: dict[int, str], whole: bool) -> None:
         """Count these rows for the layers that ran. whole: whether their steps had no plan."""
+        sparse_L, unread_L = (np.broadcast_to(of, self.layers) for of in (rows.sparse_L, rows.unread_tokens_L))
         for layer, attention in ran.items():
-            leaves_out = int(rows.sparse_L[layer])
+            leaves_out, unread = int(sparse_L[layer]), int(unread_L[layer])
             needed_sparse = 0 if whole else leaves_out
             sparse = needed_sparse if attention != "dense" else 0
             counted = self._counted.setdefault(layer, LayerReport())
@@ -415,7 +424,7 @@ class State:
             counted.sparse_steps += sparse
             counted.short_dense_steps += leaves_out if whole and attention == "dense" else 0
             counted.context_tokens += rows.context_tokens
-            counted.read_tokens += int(rows.read_tokens_L[layer]) if attention != "dense" else rows.context_tokens
+            counted.read_tokens += rows.context_tokens - (unread if attention != "dense" else 0)
             if needed_sparse and self._sparse_rows_ran.get(layer) != "dense":
                 self._sparse_rows_ran[layer] = attention
 
