@@ -10,7 +10,7 @@ from typing import Any
 from claim_words import Claims, Figures, bare, down, up
 from claims_study import KIND, changes, gain, means, row_of
 from record_tables import results
-from render_study import CHECK_GRID, DRAFT_UNITS, STUDIES, STUDY_CHECKS, TINY_CHECKS, UNIT_CHECKS, VERIFIED
+from render_study import CHECK_GRID, DRAFT_UNITS, DRAFTS, STUDIES, STUDY_CHECKS, TINY_CHECKS, UNIT_CHECKS, VERIFIED
 
 
 def _changes(found: dict[str, Any], row: str) -> list[float]:
@@ -58,37 +58,35 @@ def check_grid() -> Figures:
 
 
 def draft_units() -> Figures:
-    """Checked drafts in small units without a dense layer beside pages with two of them and dense rollouts, as far as runs
-    went that the clock cut: the gain after 30 steps, and rewards of steps 50 to 59."""
-    halfway, late = 30, slice(49, 59)
+    """Checked drafts in small units without a dense layer: whole runs in units of 4 tokens, and those in units of 8 as far
+    as they went until the clock cut them."""
+    halfway = 30
 
     def of(record: str, row: str) -> list[dict[str, Any]]:
         return [run for run in results(record, KIND)["runs"] if run["row"] == row]
 
-    units, larger = (of(DRAFT_UNITS, f"quantized-{each}-128-wide-verified") for each in ("4x4", "8x4"))
-    said = {}
-    for name, runs in {
-        "units": units,
-        "larger": larger,
-        "pages": of(VERIFIED, "fixed-verified"),
-        "dense": of(STUDIES[60], "dense"),
-    }.items():
-        accuracy = [{step: value for step, value, *_ in run["dense_accuracy"]} for run in runs]
-        said[name] = gain(statistics.mean(each[halfway] - each[0] for each in accuracy))
-        if name != "larger":
-            rewards = [statistics.mean(run["series"]["reward/mean"][late]) for run in runs]
-            said[f"reward_{name}"] = bare(down(statistics.mean(rewards), 2))
+    units, larger = (
+        of(record, f"quantized-{each}-128-wide-verified") for record, each in ((DRAFTS, "4x4"), (DRAFT_UNITS, "8x4"))
+    )
+    accuracy = [{step: value for step, value, *_ in run["dense_accuracy"]} for run in larger]
+    ends = _changes(results(DRAFTS, KIND), "quantized-4x4-128-wide-verified")
 
     def mean(runs: list[dict[str, Any]], name: str) -> float:
         return statistics.mean(value for run in runs for value in run["series"][name] if value is not None)
 
     solved = {row["sampler"]: row["reward"] for row in results(UNIT_CHECKS, "study-checks")["rows"]}
-    return said | {
+    return {
+        "units": gain(statistics.mean(ends)),
+        "units_low": gain(min(ends)),
+        "units_high": gain(max(ends)),
+        "pages": verified()["checked_fixed"],
+        "dense": verified()["dense"],
+        "larger": gain(statistics.mean(each[halfway] - each[0] for each in accuracy)),
         "solved": bare(down(solved["verified-128-in-4x4-64-0.01"], 2)),
         "solved_dense": bare(down(solved["dense"], 2)),
-        "read": up(100 * mean(units, "rollout/kv_read_share")),
+        "read": up(100 * mean(units, "rollout/kv_read_share"), 1),
+        "read_pages": verified()["read_fixed"],
         "cut": up(100 * mean(units, "check/cut_share"), 1),
-        "steps": str(min(run["steps"] for run in units)),
         "larger_steps": str(min(run["steps"] for run in larger)),
         "larger_cut": up(100 * mean(larger, "check/cut_share")),
         "larger_drafted": up(mean(larger, "check/drafted_per_kept"), 1),
@@ -155,12 +153,11 @@ PAGES: Mapping[str, Claims] = {
         "128 tokens everywhere, whose sparse rollouts no correction repaired ({plain_fixed}), gained {checked_fixed}; the "
         "schedule of .75 gained {checked_75} instead of {plain_75}, and that of .86 {checked_86} instead of {plain_86}, "
         "which is what dense rollouts gain ({dense}).": verified,
-        "no layer is dense: {read} % of the cache with the checks. The clock cut its three runs after {steps} steps or "
-        "more, before the last evaluation. After 30 steps it had gained {units}, `fixed-verified` {pages} and dense "
-        "rollouts {dense}; over steps 50 to 59 the rewards are {reward_units}, {reward_pages} and {reward_dense}. Three "
-        "seeds do not tell these apart. {cut} % of the windows were cut.": draft_units,
-        "cut after {larger_steps} steps) had gained {larger} after 30 steps, but {larger_cut} % of the windows are cut, and "
-        "{larger_drafted} tokens are drafted for each that stands.": draft_units,
+        "no layer is dense: {read} % of the cache with the checks, where `fixed-verified` reads {read_pages} %. It gained "
+        "{units} ({units_low} to {units_high}), `fixed-verified` {pages} and dense rollouts {dense}. {cut} % of the windows "
+        "were cut.": draft_units,
+        "cut by the clock after {larger_steps} steps) had gained {larger} after 30 steps, but {larger_cut} % of the windows are cut, and "
+        "{larger_drafted} tokens are drafted for each that stands (": draft_units,
         "of the first row solve {solved} of 128 problems and dense rollouts {solved_dense}": draft_units,
         "between 128 tokens everywhere ({usual}) and dense rollouts ({dense}): windows of 32 gained {short} at floor .1 and "
         "{strict} at .5, windows of 64 {higher} at .1, although the KL fell to {kl} at floor .5. Seeds of one row lie "

@@ -13,6 +13,8 @@ the record with the reason.
 
 --within-budget takes contexts that the schedule reads whole from the first to the last step of a measurement: half of
 the longest such context, and the longest. There sparse mode has nothing to gain, so what it takes more is its overhead.
+
+--cells takes single cells in place of all contexts with all batches.
 """
 
 from __future__ import annotations
@@ -52,11 +54,21 @@ def contexts_within_budget(schedule: Schedule, measured_tokens: int) -> list[int
 
 def rounds(options: argparse.Namespace) -> list[tuple[int, int]]:
     """(context, batch) in the order in which they are measured; short contexts come three times."""
-    cells = [(context, batch) for context in options.contexts for batch in options.batches]
+    cells = options.cells or [(context, batch) for context in options.contexts for batch in options.batches]
     short = [cell for cell in cells if cell[0] <= options.short]
     long = [cell for cell in cells if cell[0] > options.short]
     middle = len(long) // 2
     return short + long[:middle] + short + long[middle:] + short
+
+
+def most_requests(options: argparse.Namespace) -> int:
+    return max(batch for _, batch in rounds(options))
+
+
+def cell_of(text: str) -> tuple[int, int]:
+    """(context, batch) of "8x1024", which is 8 requests of 1,024 tokens."""
+    batch, context = map(int, text.split("x"))
+    return context, batch
 
 
 def asked_of(options: argparse.Namespace, name: str) -> dict[str, Any] | None:
@@ -70,7 +82,7 @@ def asked_of(options: argparse.Namespace, name: str) -> dict[str, Any] | None:
 def measure(options: argparse.Namespace, name: str) -> dict[str, Any]:
     """One engine, every cell."""
     cells: dict[tuple[int, int], Cell] = {}
-    settings = {"max_num_seqs": max(options.batches)}
+    settings = {"max_num_seqs": most_requests(options)}
     engine = Engine(options.model, Path(options.folder), asked_of(options, name), **settings)
     with engine:
         for context, batch in rounds(options):
@@ -97,7 +109,7 @@ def measure_one_by_one(options: argparse.Namespace) -> dict[str, dict[str, Any]]
 def measure_in_turns(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """The same, cell by cell."""
     found: dict[str, dict[tuple[int, int], Cell]] = {name: {} for name in options.engines}
-    settings = {"max_num_seqs": max(options.batches), "gpu_memory_utilization": GPU_SHARE / len(options.engines)}
+    settings = {"max_num_seqs": most_requests(options), "gpu_memory_utilization": GPU_SHARE / len(options.engines)}
     engines: dict[str, EngineApart] = {}
     with ExitStack() as stack:
         for name in options.engines:
@@ -127,8 +139,12 @@ def main() -> None:
     parser.add_argument("--engines", nargs="+", default=["dense", "triton"], choices=list(ENGINES))
     parser.add_argument("--batches", nargs="+", type=int, default=BATCHES)
     parser.add_argument("--contexts", nargs="+", type=int, default=CONTEXTS)
-    parser.add_argument(
+    cells = parser.add_mutually_exclusive_group()
+    cells.add_argument(
         "--within-budget", action="store_true", help="contexts that the schedule reads whole, in place of --contexts"
+    )
+    cells.add_argument(
+        "--cells", nargs="+", type=cell_of, metavar="BATCHxCONTEXT", help="in place of --batches and --contexts"
     )
     parser.add_argument(
         "--short-step-tokens", type=int, default=0, help="what the sparse engines get (see docs/vllm.md)"
@@ -149,9 +165,9 @@ def main() -> None:
         options.contexts = contexts_within_budget(Schedule.load(options.schedule), decoded)
     began = time.perf_counter()
     found = measure_in_turns(options) if options.in_turns else measure_one_by_one(options)
-    cells = [cell for of in found.values() for cell in of["cells"]]
+    measured = [each for of in found.values() for each in of["cells"]]
     engines = {name: of["engine"] for name, of in found.items()}
-    table(cells)
+    table(measured)
     if options.out:
         schedule = Schedule.load(options.schedule)
         config = {key: value for key, value in vars(options).items() if key not in ("out", "folder")} | {
@@ -159,7 +175,7 @@ def main() -> None:
             "schedule_table": schedule.inline(),
             "engine": engines,
         }
-        records.write(options.out, "decode-step", cells, config=config, wall_seconds=time.perf_counter() - began)
+        records.write(options.out, "decode-step", measured, config=config, wall_seconds=time.perf_counter() - began)
 
 
 def table(cells: list[Cell]) -> None:

@@ -44,8 +44,10 @@ CHECK_GRID = "mismatch-study-check-grid-60-steps-h200"
 """128 tokens everywhere with checks of other windows and floors."""
 CHECK_BUDGETS = "mismatch-study-check-budgets-60-steps-h200"
 """Larger budgets everywhere, and units in few bits, with the usual check."""
+DRAFTS = "mismatch-study-draft-4x4-60-steps-h200"
+"""Units of 4 tokens without a dense layer, with the usual check."""
 DRAFT_UNITS = "mismatch-study-draft-units-60-steps-h200"
-"""Small units without a dense layer, with the usual check. Its runs were cut by the clock."""
+"""The same runs and such in units of 8 tokens, all of them cut by the clock."""
 SMALL_UNITS = "mismatch-study-units-60-steps-h100"
 """Pages beside small units in few bits: with the tail of the pages, and with as many tokens. No drafts are checked."""
 PAIRS = "mismatch-study-pairs-h100"
@@ -159,9 +161,10 @@ def study_verified_rollouts() -> str:
         if checked == "fixed-verified" and (RESULTS / f"{CHECK_GRID}.json").exists():
             grid = results(CHECK_GRID, "mismatch-study")
             rows += [_verified_line(grid, line["row"]) for line in grid["table"] if _whole_runs(grid, line["row"])]
-    if (RESULTS / f"{CHECK_BUDGETS}.json").exists():
-        budgets = results(CHECK_BUDGETS, "mismatch-study")
-        rows += [_verified_line(budgets, line["row"]) for line in budgets["table"] if _whole_runs(budgets, line["row"])]
+    for record in (CHECK_BUDGETS, DRAFTS):
+        if (RESULTS / f"{record}.json").exists():
+            found = results(record, "mismatch-study")
+            rows += [_verified_line(found, line["row"]) for line in found["table"] if _whole_runs(found, line["row"])]
     head = ["row", "change of dense accuracy", "reward of its rollouts", "tail", "KL", "KV read"]
     return table([*head, "windows cut", "drafted per kept", "most nats off"], rows)
 

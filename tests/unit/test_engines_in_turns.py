@@ -92,7 +92,7 @@ def test_a_cell_that_one_engine_does_not_hold_is_skipped_in_all(
     monkeypatch.setattr(decode_step, "EngineApart", apart)
     options = argparse.Namespace(
         model="tiny", schedule="s.toml", folder="f", engines=["dense", "triton"], batches=[1, 2], contexts=[100],
-        short=1024, short_step_tokens=0, steps=8, repeats=2,
+        cells=None, short=1024, short_step_tokens=0, steps=8, repeats=2,
     )  # fmt: skip
     found = decode_step.measure_in_turns(options)
     cell = {"batch": 1, "context_tokens": 100}
@@ -106,3 +106,11 @@ def test_a_cell_that_one_engine_does_not_hold_is_skipped_in_all(
     # The GPU's memory is shared.
     assert all(settings == {"max_num_seqs": 2, "gpu_memory_utilization": 0.46} for *_, settings in started)
     assert asked[-2:] == [("triton", "closed"), ("dense", "closed")]
+
+
+def test_single_cells_take_the_place_of_all_contexts_with_all_batches() -> None:
+    decode_step = importlib.import_module("decode_step")
+    cells = [decode_step.cell_of(text) for text in ("8x100", "1x2000")]
+    options = argparse.Namespace(batches=[64], contexts=[1], cells=cells, short=1024)
+    assert decode_step.rounds(options) == [(100, 8), (100, 8), (2000, 1), (100, 8)]
+    assert decode_step.most_requests(options) == 8
