@@ -10,7 +10,7 @@ from typing import Any
 from claim_words import Claims, Figures, bare, down, up
 from claims_study import KIND, changes, gain, means, row_of
 from record_tables import results
-from render_study import CHECK_GRID, DRAFT_UNITS, DRAFTS, STUDIES, STUDY_CHECKS, TINY_CHECKS, UNIT_CHECKS, VERIFIED
+from render_study import CHECK_GRID, DRAFT_UNITS, DRAFTS, STUDY_CHECKS, TINY_CHECKS, UNIT_CHECKS, VERIFIED
 
 
 def _changes(found: dict[str, Any], row: str) -> list[float]:
@@ -156,8 +156,8 @@ PAGES: Mapping[str, Claims] = {
         "no layer is dense: {read} % of the cache with the checks, where `fixed-verified` reads {read_pages} %. It gained "
         "{units} ({units_low} to {units_high}), `fixed-verified` {pages} and dense rollouts {dense}. {cut} % of the windows "
         "were cut.": draft_units,
-        "cut by the clock after {larger_steps} steps) had gained {larger} after 30 steps, but {larger_cut} % of the windows are cut, and "
-        "{larger_drafted} tokens are drafted for each that stands (": draft_units,
+        "cut by the clock after {larger_steps} steps) had gained {larger} after 30 steps, but {larger_cut} % of the "
+        "windows are cut, and {larger_drafted} tokens are drafted for each that stands (": draft_units,
         "of the first row solve {solved} of 128 problems and dense rollouts {solved_dense}": draft_units,
         "between 128 tokens everywhere ({usual}) and dense rollouts ({dense}): windows of 32 gained {short} at floor .1 and "
         "{strict} at .5, windows of 64 {higher} at .1, although the KL fell to {kl} at floor .5. Seeds of one row lie "
