@@ -17,7 +17,7 @@ from sparroll.attention.selectors import PageMean
 from sparroll.engines.report import LayerReport
 from sparroll.engines.vllm.arguments import widest
 from sparroll.engines.vllm.attention.batch import Rows
-from sparroll.engines.vllm.attention.state import UNLIMITED, State
+from sparroll.engines.vllm.attention.state import NOTHING, UNLIMITED, State
 from sparroll.errors import UserError
 from sparroll.schedule import Step
 
@@ -75,11 +75,13 @@ def test_what_rows_read_is_looked_up_however_long_their_contexts_grow() -> None:
         contexts_R = np.array([context, context + 1])
         reads = [int(grouped.of_layer(layer).read_tokens(context)) for layer in (2, 3, 4, 5)]
         rows = state.decode_rows(contexts_R, dense_R)
-        assert rows.unread_tokens_L.tolist() == [0] * 2 + [context - read for read in reads]
-        assert rows.sparse_L.tolist() == [0, 0] + [int(read < context) for read in reads]
+        sparse_L, unread_L = np.broadcast_to(rows.left_out_2L, (2, 6)).tolist()
+        assert unread_L == [0] * 2 + [context - read for read in reads]
+        assert sparse_L == [0, 0] + [int(read < context) for read in reads]
         assert (rows.context_tokens, rows.dense_rows, rows.dense_context_tokens) == (2 * context + 1, 1, context + 1)
         both = np.array([[context], [7]])
         assert (state.unread_tokens(both) == grouped.unread_tokens(both, 6)).all()
+        assert (rows.left_out_2L is NOTHING) == (sum(sparse_L) == 0)
     none = state.decode_rows(np.zeros(0, dtype=np.int64))
     assert none.rows == none.context_tokens == 0 and not none.sparse_L.any()
 
@@ -141,7 +143,8 @@ def test_a_new_schedule_fills_the_same_tensor() -> None:
     for schedule, budget, read in ((Schedule.fixed(256), 256, 256 - 4), (None, UNLIMITED, 300), (RISING, 128, 128 - 4)):
         state.set_schedule(schedule)
         assert state.budgets(contexts, out)[2].item() == budget
-        assert state.decode_rows(np.array([300])).unread_tokens_L.tolist() == [0] * 2 + [300 - read] * 4
+        unread_L = np.broadcast_to(state.decode_rows(np.array([300])).unread_tokens_L, 6)
+        assert unread_L.tolist() == [0] * 2 + [300 - read] * 4
     assert state._steps_XS.data_ptr() == where
 
 

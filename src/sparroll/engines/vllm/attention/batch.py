@@ -121,7 +121,7 @@ class Rows:
         else:
             state.counters.tail_tokens += tail
         state.begin_step(state.decode_rows(contexts, dense), may_replay)
-        if state.short_step_tokens:
+        if state.short_reads is not None:
             scheduled_R = np.ones(self.decodes, dtype=bool) if decoding_R is None else decoding_R
             state.note_short_reads(
                 self.contexts_R, scheduled_R if self.dense_R is None else scheduled_R & ~self.dense_R

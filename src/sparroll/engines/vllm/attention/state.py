@@ -28,7 +28,7 @@ UNLIMITED = 1 << 30
 """A budget above every context: the row reads everything."""
 
 
-NOTHING = np.zeros((), dtype=np.int64)
+NOTHING = np.zeros((2, 1), dtype=np.int64)
 """A count of nothing, which can be added to the counts of any number of layers."""
 NOTHING.flags.writeable = False
 
@@ -39,39 +39,35 @@ class DecodeRows:
 
     rows: int = 0
     context_tokens: int = 0
-    sparse_L: np.ndarray = field(default_factory=lambda: NOTHING)
-    """Rows that read a part of their context, in each layer; NOTHING where none does in any."""
-    unread_tokens_L: np.ndarray = field(default_factory=lambda: NOTHING)
-    """Tokens that these rows leave out in each layer."""
+    left_out_2L: np.ndarray = field(default_factory=lambda: NOTHING)
+    """In each layer, how many rows read a part of their context, and how many tokens these leave out; NOTHING where none
+    does in any. One array, because a step of a small model waits for each operation."""
     dense_rows: int = 0
     """Those of the rows that belong to dense requests. They read everything in every layer."""
     dense_context_tokens: int = 0
 
     @property
-    def leaves_out(self) -> bool:
-        """Whether any row leaves out a part of its context in any layer."""
-        return self.sparse_L is not NOTHING and bool(self.sparse_L.any())
+    def sparse_L(self) -> np.ndarray:
+        """Rows that read a part of their context, in each layer."""
+        return self.left_out_2L[0]
+
+    @property
+    def unread_tokens_L(self) -> np.ndarray:
+        """Tokens that these rows leave out, in each layer."""
+        return self.left_out_2L[1]
 
     def __add__(self, other: DecodeRows) -> DecodeRows:
-        # Most rows of short contexts leave out nothing, and arrays take most of the time that is spent here.
-        same = other.sparse_L is NOTHING
         return DecodeRows(
             self.rows + other.rows,
             self.context_tokens + other.context_tokens,
-            self.sparse_L if same else self.sparse_L + other.sparse_L,
-            self.unread_tokens_L if same else self.unread_tokens_L + other.unread_tokens_L,
+            self.left_out_2L if other.left_out_2L is NOTHING else self.left_out_2L + other.left_out_2L,
             self.dense_rows + other.dense_rows,
             self.dense_context_tokens + other.dense_context_tokens,
         )
 
     def __neg__(self) -> DecodeRows:
         return DecodeRows(
-            -self.rows,
-            -self.context_tokens,
-            -self.sparse_L,
-            -self.unread_tokens_L,
-            -self.dense_rows,
-            -self.dense_context_tokens,
+            -self.rows, -self.context_tokens, -self.left_out_2L, -self.dense_rows, -self.dense_context_tokens
         )
 
 
@@ -90,7 +86,7 @@ class Counters:
     sampled."""
     resumed_tokens: int = 0
     """Response tokens sampled at the end of such a prefill, and not in a decode row."""
-    resumed_sparse_L: np.ndarray = field(default_factory=lambda: NOTHING)
+    resumed_sparse_L: np.ndarray = field(default_factory=lambda: NOTHING[0])
     """How many of those would have been sparse rows, in each layer, if a decode row had sampled them."""
 
 
@@ -151,13 +147,13 @@ class State:
     _parts: list[Schedule] = field(default_factory=list)
     """What the sparse layers of the schedule in force read: one for each group of layers."""
     _part_L: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    """The row of `_read_PU` that is each layer's: 0 for dense layers, then those of the parts."""
-    _read_PU: np.ndarray = field(default_factory=lambda: np.zeros((1, 0), dtype=np.int64))
-    """Tokens that a decode row with U tokens of context reads, by row: looked up, because that takes a fraction of what the
-    schedule's formula takes, and a step of a small model waits for the host. It grows with the contexts, to at most twice
-    the longest: 8 bytes for each of its tokens and groups of layers."""
+    """The row of `_left_out_2PU` that is each layer's: 0 for dense layers, then those of the parts."""
+    _left_out_2PU: np.ndarray = field(default_factory=lambda: np.zeros((2, 1, 0), dtype=np.int64))
+    """Whether a decode row with U tokens of context leaves any out, and how many: looked up, because that takes a fraction
+    of what the schedule's formula takes, and a step of a small model waits for the host. It grows with the contexts, to at
+    most twice the longest: 16 bytes for each of its tokens and groups of layers."""
     _whole_tokens: int = -1
-    """All contexts up to this one are read whole in every layer, as far as `_read_PU` knows."""
+    """All contexts up to this one are read whole in every layer, as far as `_left_out_2PU` knows."""
     _started_with: Schedule | None = None
     _step: StepUnderWay | None = None
     _replayed: dict[bool, DecodeRows] = field(default_factory=dict)
@@ -245,7 +241,7 @@ class State:
         table = torch.full((1 + self.layers, MOST_STEPS), UNLIMITED, dtype=torch.int32, device="cpu")
         table[0, 0] = 0
         self._parts, self._part_L = [], np.zeros(self.layers, dtype=np.int64)
-        self._read_PU = np.zeros((1 + len(schedule.groups if schedule else ()), 0), dtype=np.int64)
+        self._left_out_2PU = np.zeros((2, 1 + len(schedule.groups if schedule else ()), 0), dtype=np.int64)
         self._whole_tokens = -1
         for layers, part in schedule.parts(self.layers) if schedule else ():
             self._parts.append(part)
@@ -278,38 +274,36 @@ class State:
     def decode_rows(self, contexts_R: np.ndarray, dense_R: np.ndarray | bool | None = None) -> DecodeRows:
         """Decode rows with these contexts, as the schedule in force reads them, from lengths that the host knows.
         dense_R: which of them belong to dense requests; None: none of them."""
-        if dense_R is None:
-            # Lists of so few numbers are added up faster than arrays.
-            contexts = contexts_R.tolist()
-            if max(contexts, default=0) <= self._whole_tokens:
-                return DecodeRows(len(contexts), sum(contexts))
-        read_PR = self._read_tokens(contexts_R)
-        dense = (0, 0)
+        # Lists of so few numbers are added up faster than arrays.
+        contexts, dense = contexts_R.tolist(), (0, 0)
+        rows, total = len(contexts), sum(contexts)
+        if dense_R is None and max(contexts, default=0) <= self._whole_tokens:
+            return DecodeRows(rows, total)
+        left_out_2PR = self._left_out(contexts_R)
         if dense_R is not None and np.any(dense_R):
             dense_R = np.broadcast_to(dense_R, contexts_R.shape)
-            read_PR = np.where(dense_R, contexts_R, read_PR)
+            left_out_2PR = np.where(dense_R, 0, left_out_2PR)
             dense = (int(dense_R.sum()), int(contexts_R[dense_R].sum()))
-        sparse_L = (read_PR < contexts_R).sum(axis=1)[self._part_L]
-        read_P = read_PR.sum(axis=1)
-        unread_P = read_P[0] - read_P
-        return DecodeRows(len(contexts_R), int(read_P[0]), sparse_L, unread_P[self._part_L], *dense)
+        left_out_2P = np.add.reduce(left_out_2PR, axis=2)
+        left_out_2L = left_out_2P[:, self._part_L] if any(left_out_2P[0].tolist()) else NOTHING
+        return DecodeRows(rows, total, left_out_2L, *dense)
 
-    def _read_tokens(self, contexts: np.ndarray) -> np.ndarray:
-        """[P, ...] tokens that decode rows with these contexts [...], integers from 0 on, read, by row of `_read_PU`; in the
-        first one all of them."""
-        longest, known = int(contexts.max(initial=0)), self._read_PU.shape[1]
+    def _left_out(self, contexts: np.ndarray) -> np.ndarray:
+        """[2, P, ...] whether decode rows with these contexts [...], integers from 0 on, leave tokens out, and how many, by
+        row of `_left_out_2PU`; in the first one none."""
+        longest, known = int(contexts.max(initial=0)), self._left_out_2PU.shape[2]
         if longest >= known:
             more_U = np.arange(known, 1 << longest.bit_length() if longest else 1)
-            more_PU = np.stack([more_U, *(part.read_tokens(more_U) for part in self._parts)])
-            self._read_PU = np.concatenate([self._read_PU, more_PU], axis=1)
-            in_part_U = (self._read_PU < self._read_PU[0]).any(axis=0)
+            unread_PU = more_U - np.stack([more_U, *(part.read_tokens(more_U) for part in self._parts)])
+            self._left_out_2PU = np.concatenate([self._left_out_2PU, np.stack([unread_PU > 0, unread_PU])], axis=2)
+            in_part_U = self._left_out_2PU[0].any(axis=0)
             self._whole_tokens = int(in_part_U.argmax() if in_part_U.any() else len(in_part_U)) - 1
-        return self._read_PU[:, contexts]
+        return self._left_out_2PU[:, :, contexts]
 
     def unread_tokens(self, contexts: np.ndarray) -> np.ndarray:
         """[...] tokens that decode rows leave out, summed over all layers."""
         layers_P = np.bincount(self._part_L, minlength=1 + len(self._parts))
-        return np.tensordot(layers_P, contexts - self._read_tokens(contexts), axes=1)
+        return np.tensordot(layers_P, self._left_out(contexts)[1], axes=1)
 
     def begin_step(self, rows: DecodeRows, may_replay: bool) -> None:
         """The metadata of a step is being built: these are its decode rows. may_replay: whether a full CUDA graph may run
@@ -317,7 +311,7 @@ class State:
         short one, if a graph that may run it has no plan either."""
         self._end_step()
         self.counters.decode += rows
-        reads_all = not rows.leaves_out or rows.context_tokens <= self.short_step_tokens
+        reads_all = rows.left_out_2L is NOTHING or rows.context_tokens <= self.short_step_tokens
         self.step_is_whole = reads_all and (bool(self.captured_whole) or not may_replay)
         if self._not_decoding.rows:
             rows, self._not_decoding = rows + -self._not_decoding, DecodeRows()
@@ -414,7 +408,7 @@ class State:
 
     def _count(self, rows: DecodeRows, ran: dict[int, str], whole: bool) -> None:
         """Count these rows for the layers that ran. whole: whether their steps had no plan."""
-        sparse_L, unread_L = (np.broadcast_to(of, self.layers) for of in (rows.sparse_L, rows.unread_tokens_L))
+        sparse_L, unread_L = np.broadcast_to(rows.left_out_2L, (2, self.layers))
         for layer, attention in ran.items():
             leaves_out, unread = int(sparse_L[layer]), int(unread_L[layer])
             needed_sparse = 0 if whole else leaves_out
