@@ -170,7 +170,8 @@ def main() -> None:
     table(measured)
     if options.out:
         schedule = Schedule.load(options.schedule)
-        config = {key: value for key, value in vars(options).items() if key not in ("out", "folder")} | {
+        idle = {"batches", "contexts"} if options.cells else {"cells"}
+        config = {key: value for key, value in vars(options).items() if key not in {"out", "folder", *idle}} | {
             "schedule": schedule.name,
             "schedule_table": schedule.inline(),
             "engine": engines,

@@ -43,12 +43,16 @@ def slack_tokens(steps: int, repeats: int) -> int:
 
 
 def drained_windows(
-    windows: int, capacity_tokens: int | None = None, slack_tokens: int = 0, scale: float = 1.0
+    windows: int,
+    capacity_tokens: int | None = None,
+    most_requests: int = DRAINED_REQUESTS,
+    slack_tokens: int = 0,
+    scale: float = 1.0,
 ) -> Windows:
     """Evenly spaced moments of the drained run, the first and the last among them. capacity_tokens: of a cache that must
     hold the requests of every step with `slack_tokens` more each; None for one that holds all."""
     length_Q = response_tokens(DRAINED_REQUESTS, scale=scale)
-    begin_Q = _begin_steps(length_Q, capacity_tokens, PROMPT_TOKENS + slack_tokens)
+    begin_Q = _begin_steps(length_Q, _at_once(length_Q, capacity_tokens, most_requests, PROMPT_TOKENS + slack_tokens))
     end_Q = begin_Q + length_Q
     at = np.linspace(0, end_Q.max() - 1, windows).astype(int)
     return [
@@ -56,25 +60,43 @@ def drained_windows(
     ]
 
 
-def _begin_steps(length_Q: np.ndarray, capacity_tokens: int | None, beside_tokens: int) -> np.ndarray:
-    """[Q] at which step each request begins if as many run at a time as fit with `beside_tokens` each beside what they have
+def _at_once(length_Q: np.ndarray, capacity_tokens: int | None, most_requests: int, beside_tokens: int) -> int:
+    """How many requests run at a time, so that they fit at every step with `beside_tokens` each beside what they have
     decoded."""
-    for at_once in range(len(length_Q), 0, -1):
-        free_at = [0] * at_once
-        begin_Q = np.array([_follow(free_at, int(length)) for length in length_Q])
+    most = min(len(length_Q), most_requests)
+    if capacity_tokens is None:
+        return most
+    for at_once in range(most, 0, -1):
+        begin_Q = _begin_steps(length_Q, at_once)
         end_Q = begin_Q + length_Q
         # What is held grows from one end to the next.
         held = [(last + 1 - begin_Q + beside_tokens)[(begin_Q <= last) & (last < end_Q)].sum() for last in end_Q - 1]
-        if capacity_tokens is None or max(held) <= capacity_tokens:
-            return begin_Q
+        if max(held) <= capacity_tokens:
+            return at_once
     raise SystemExit(f"a cache of {capacity_tokens} tokens does not hold the longest request of the drained set")
 
 
-def _follow(free_at: list[int], length: int) -> int:
-    """The step at which a place is free for the next request, which then takes it for so many steps."""
-    begin = heapq.heappop(free_at)
-    heapq.heappush(free_at, begin + length)
-    return begin
+def _begin_steps(length_Q: np.ndarray, at_once: int) -> np.ndarray:
+    """[Q] at which step each request begins if so many run at a time, in their order."""
+    free_at = [0] * at_once
+
+    def begin(length: int) -> int:
+        step = heapq.heappop(free_at)
+        heapq.heappush(free_at, step + length)
+        return step
+
+    return np.array([begin(int(length)) for length in length_Q])
+
+
+def drained_steps(at_once: int, scale: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+    """[T] requests and [T] tokens of their contexts together, at each step of the drained run."""
+    length_Q = response_tokens(DRAINED_REQUESTS, scale=scale)
+    begin_Q = _begin_steps(length_Q, at_once)
+    requests_T, tokens_T = np.zeros((2, (begin_Q + length_Q).max()))
+    for begin, length in zip(begin_Q, length_Q, strict=True):
+        requests_T[begin : begin + length] += 1
+        tokens_T[begin : begin + length] += PROMPT_TOKENS + np.arange(length)
+    return requests_T, tokens_T
 
 
 def steady_windows(
@@ -134,7 +156,7 @@ def windows_of_sets(
     fewer = max(4, windows // 2)
     filling = {"steady": steady_windows, "long": long_windows}
     return {
-        name: drained_windows(windows, capacity_tokens, slack_tokens, scale)
+        name: drained_windows(windows, capacity_tokens, most_requests, slack_tokens, scale)
         if name == "drained"
         else filling[name](fewer, capacity_tokens, most_requests, slack_tokens, scale)
         for name in sets
@@ -170,11 +192,20 @@ def measuring_order(windows: dict[str, Windows]) -> list[tuple[str, int]]:
 def run_seconds(
     windows: Windows, step_seconds: list[float], request_set: str, scale: float = 1.0
 ) -> tuple[float, float]:
-    """(seconds, tokens) that the windows stand for: of the drained run, or of one step of another set. The drained run is
-    interpolated linearly between its moments, the first and the last among them."""
-    steps, tokens = [w["step"] for w in windows], [len(w["contexts"]) for w in windows]
+    """(seconds, tokens) that the windows stand for: of the drained run, or of one step of another set.
+
+    The drained run is interpolated linearly between its moments, the first and the last among them. Where requests follow
+    each other, a line between two moments misses what begins and ends there. So four moments or more also say how a step's
+    time grows with requests and tokens, by least squares, and what the line has of these beyond the run is taken off."""
     if request_set != "drained":
-        return float(np.mean(step_seconds)), float(np.mean(tokens))
+        return float(np.mean(step_seconds)), float(np.mean([len(w["contexts"]) for w in windows]))
+    steps = [w["step"] for w in windows]
     every = np.arange(steps[-1] + 1)
-    total = response_tokens(DRAINED_REQUESTS, scale=scale).sum()
-    return float(np.interp(every, steps, step_seconds).sum()), float(total)
+    seconds = np.interp(every, steps, step_seconds).sum()
+    if len(windows) > 3:
+        at_moments = [[len(w["contexts"]) for w in windows], [sum(w["contexts"]) for w in windows]]
+        grows = np.linalg.lstsq(np.stack([np.ones(len(windows)), *at_moments]).T, step_seconds, rcond=None)[0][1:]
+        run = drained_steps(len(windows[0]["contexts"]), scale)
+        for grown, exact_T, at in zip(grows, run, at_moments, strict=True):
+            seconds += grown * (exact_T.sum() - np.interp(every, steps, at).sum())
+    return float(seconds), float(response_tokens(DRAINED_REQUESTS, scale=scale).sum())

@@ -9,7 +9,7 @@ import importlib
 import json
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
@@ -68,6 +68,30 @@ def test_drained_run_has_as_many_requests_at_a_time_as_its_cache_always_holds(
     assert sum(each) / len(each) * steps == pytest.approx(lengths.sum(), rel=0.01)
     if at_once == 60:
         assert windows == request_sets.drained_windows(3000)
+    requests_T, tokens_T = request_sets.drained_steps(at_once)
+    assert len(requests_T) == len(tokens_T) == steps and requests_T.sum() == lengths.sum()
+    for window in windows[::50]:
+        assert requests_T[window["step"]] == len(window["contexts"])
+        assert tokens_T[window["step"]] == sum(window["contexts"])
+    assert max(len(w["contexts"]) for w in request_sets.drained_windows(99, capacity_tokens, most_requests=7)) <= 7
+
+
+@pytest.mark.parametrize("capacity_tokens", [None, 394_224])
+def test_few_moments_stand_for_the_whole_run(request_sets: ModuleType, capacity_tokens: int | None) -> None:
+    """Steps that grow with requests and tokens, exactly; those of a budget, which grow by less and less, to 1 %."""
+    windows = request_sets.drained_windows(12, capacity_tokens)
+    requests_T, tokens_T = request_sets.drained_steps(len(windows[0]["contexts"]))
+
+    def both(seconds: Callable[[Any, Any], Any]) -> tuple[float, float]:
+        at_moments = [float(seconds(len(w["contexts"]), sum(w["contexts"]))) for w in windows]
+        found, tokens = request_sets.run_seconds(windows, at_moments, "drained")
+        assert tokens == requests_T.sum()
+        return found, float(seconds(requests_T, tokens_T).sum())
+
+    found, exact = both(lambda requests, tokens: 4e-3 + 2e-5 * requests + 3e-8 * tokens)
+    assert found == pytest.approx(exact)
+    found, exact = both(lambda requests, tokens: 4e-3 + 1e-5 * (tokens + 1e3 * requests) ** 0.5)
+    assert found == pytest.approx(exact, rel=0.01)
 
 
 def test_drained_set_needs_a_cache_for_its_longest_request(request_sets: ModuleType) -> None:

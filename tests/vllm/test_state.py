@@ -17,7 +17,7 @@ from sparroll.attention.selectors import PageMean
 from sparroll.engines.report import LayerReport
 from sparroll.engines.vllm.arguments import widest
 from sparroll.engines.vllm.attention.batch import Rows
-from sparroll.engines.vllm.attention.state import NOTHING, UNLIMITED, State
+from sparroll.engines.vllm.attention.state import FEW_ROWS, NOTHING, UNLIMITED, State, least_most_total
 from sparroll.errors import UserError
 from sparroll.schedule import Step
 
@@ -84,6 +84,13 @@ def test_what_rows_read_is_looked_up_however_long_their_contexts_grow() -> None:
         assert (rows.left_out_2L is NOTHING) == (sum(sparse_L) == 0)
     none = state.decode_rows(np.zeros(0, dtype=np.int64))
     assert none.rows == none.context_tokens == 0 and not none.sparse_L.any()
+
+
+@pytest.mark.parametrize("count", [1, 5, FEW_ROWS, FEW_ROWS + 1])
+def test_few_numbers_and_many_have_the_same_ends_and_sums(count: int) -> None:
+    numbers = np.random.default_rng(count).integers(1, 99, count)
+    assert least_most_total(numbers) == (numbers.min(), numbers.max(), numbers.sum())
+    assert least_most_total(numbers[:0]) == (0, 0, 0)
 
 
 def test_each_layer_has_the_budgets_of_its_group_whatever_the_grouping() -> None:

@@ -49,11 +49,13 @@ def test_what_is_shipped_is_what_the_script_makes_of_the_records(script: ModuleT
 
 
 def test_a_sparse_layer_takes_what_it_took_on_the_gpu(script: ModuleType, h200: KernelTimes) -> None:
-    """Within 9 % over 24 layers of four selectors, with equal and mixed contexts, and mostly within 2.5 %."""
+    """Within 5 % over 24 layers of four selectors, with equal and mixed contexts, and mostly within 2.5 %; but one layer of
+    pages, whose own kernels took less beside it, within 9 %."""
     record = records.read(RECORDS / "fine-kernels-engines-h200.json")
     errors = script.layer_errors(h200, record)
     assert len(errors) == 24 and {key[1] for key in errors} == {512, 1024, 4096}
-    assert max(abs(error) for error in errors.values()) < 0.09
+    *others, largest = sorted(abs(error) for error in errors.values())
+    assert others[-1] < 0.05 and largest < 0.09
     assert sorted(abs(error) for error in errors.values())[12] < 0.025
     for selector in (PageMean(), FINE, FINER, QuantizedMean(1, 16, 32, bits=1)):
         known = h200.of(selector)

@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from sparroll.engines.vllm import compat
-from sparroll.engines.vllm.attention.state import UNLIMITED, State
+from sparroll.engines.vllm.attention.state import State, least_most_total
 
 
 @dataclass
@@ -81,9 +81,8 @@ class Rows:
         """The same where every row has exactly one new token, as nearly all steps have it: a few operations. Requests that
         take no part in a draft step look like that, too, with a context of 0."""
         count, prefilling = len(contexts_R), common.is_prefilling
-        # Lists of so few numbers are searched faster than arrays.
-        least = min(contexts_R.tolist(), default=UNLIMITED)
-        some_end = least <= 1 or (prefilling is not None and True in compat.as_array(prefilling).tolist())
+        least, _, _ = least_most_total(contexts_R)
+        some_end = least <= 1 or (prefilling is not None and bool(compat.as_array(prefilling).any()))
         return Rows(
             decodes=count,
             prefills=0,

@@ -24,6 +24,8 @@ from sparroll.schedule import Schedule
 
 _BY_ITSELF = "run the other one by itself: in a command, a run or an engine of its own"
 MOST_STEPS = 64
+FEW_ROWS = 256
+"""Lists of so few numbers are searched and added up faster than arrays, which counts where a step waits for the host."""
 UNLIMITED = 1 << 30
 """A budget above every context: the row reads everything."""
 
@@ -31,6 +33,14 @@ UNLIMITED = 1 << 30
 NOTHING = np.zeros((2, 1), dtype=np.int64)
 """A count of nothing, which can be added to the counts of any number of layers."""
 NOTHING.flags.writeable = False
+
+
+def least_most_total(numbers_R: np.ndarray) -> tuple[int, int, int]:
+    """The least, the largest and the sum of some integers; 0 of none."""
+    if len(numbers_R) > FEW_ROWS:
+        return int(numbers_R.min()), int(numbers_R.max()), int(numbers_R.sum())
+    numbers = numbers_R.tolist() or [0]
+    return min(numbers), max(numbers), sum(numbers)
 
 
 @dataclass
@@ -274,10 +284,9 @@ class State:
     def decode_rows(self, contexts_R: np.ndarray, dense_R: np.ndarray | bool | None = None) -> DecodeRows:
         """Decode rows with these contexts, as the schedule in force reads them, from lengths that the host knows.
         dense_R: which of them belong to dense requests; None: none of them."""
-        # Lists of so few numbers are added up faster than arrays.
-        contexts, dense = contexts_R.tolist(), (0, 0)
-        rows, total = len(contexts), sum(contexts)
-        if dense_R is None and max(contexts, default=0) <= self._whole_tokens:
+        rows, dense = len(contexts_R), (0, 0)
+        _, most, total = least_most_total(contexts_R)
+        if dense_R is None and most <= self._whole_tokens:
             return DecodeRows(rows, total)
         left_out_2PR = self._left_out(contexts_R)
         if dense_R is not None and np.any(dense_R):
