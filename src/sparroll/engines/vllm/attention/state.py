@@ -6,7 +6,8 @@ ran when the graph was captured; they said so then. Of each graph there may be t
 which all rows read everything (whole_graphs.py).
 """
 
-# R rows of a step, S schedule steps, L layers of the model, dense ones included
+# R rows of a step, S schedule steps, L layers of the model, dense ones included, P parts of the schedule and before them one
+# of the dense layers, U tokens of a context; of 2, rows that leave tokens out and these tokens
 
 from __future__ import annotations
 
