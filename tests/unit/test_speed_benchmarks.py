@@ -56,7 +56,7 @@ def test_requests_take_whole_blocks(benchmark_modules: dict[str, ModuleType]) ->
 def test_short_contexts_are_measured_before_among_and_after_the_others(
     benchmark_modules: dict[str, ModuleType],
 ) -> None:
-    options = argparse.Namespace(contexts=[1024, 4096, 8192], batches=[1, 8], short=1024)
+    options = argparse.Namespace(contexts=[1024, 4096, 8192], batches=[1, 8], cells=None, short=1024)
     order = [context for context, _ in benchmark_modules["decode_step"].rounds(options)]
     assert order == [1024, 1024, 4096, 4096, 1024, 1024, 8192, 8192, 1024, 1024]
 
