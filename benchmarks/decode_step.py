@@ -138,8 +138,8 @@ def main() -> None:
     parser.add_argument("--schedule", help="preset or file; default: the model's published 0.86 preset")
     parser.add_argument("--engines", nargs="+", default=["dense", "triton"], choices=list(ENGINES))
     parser.add_argument("--batches", nargs="+", type=int, default=BATCHES)
-    parser.add_argument("--contexts", nargs="+", type=int, default=CONTEXTS)
     cells = parser.add_mutually_exclusive_group()
+    cells.add_argument("--contexts", nargs="+", type=int, default=CONTEXTS)
     cells.add_argument(
         "--within-budget", action="store_true", help="contexts that the schedule reads whole, in place of --contexts"
     )
@@ -157,6 +157,8 @@ def main() -> None:
     apart.add_argument("--in-turns", action="store_true", help="the same, and they take turns, block by block")
     parser.add_argument("--folder", default="/tmp/sparroll-bench", help="where the model configs go")
     options = parser.parse_args()
+    if options.cells and options.batches != BATCHES:
+        parser.error("--cells says how many requests each cell has: leave out --batches")
     options.schedule = vllm_engines.schedule_of(options.model, options.schedule, Path(options.folder))
     if options.within_budget:
         decoded = STEPS_TO_START + 2 + WARM_STEPS + options.steps * options.repeats

@@ -289,7 +289,7 @@ class State:
         _, most, total = least_most_total(contexts_R)
         if dense_R is None and most <= self._whole_tokens:
             return DecodeRows(rows, total)
-        left_out_2PR = self._left_out(contexts_R)
+        left_out_2PR = self._left_out(contexts_R, most)
         if dense_R is not None and np.any(dense_R):
             dense_R = np.broadcast_to(dense_R, contexts_R.shape)
             left_out_2PR = np.where(dense_R, 0, left_out_2PR)
@@ -298,10 +298,10 @@ class State:
         left_out_2L = left_out_2P[:, self._part_L] if any(left_out_2P[0].tolist()) else NOTHING
         return DecodeRows(rows, total, left_out_2L, *dense)
 
-    def _left_out(self, contexts: np.ndarray) -> np.ndarray:
+    def _left_out(self, contexts: np.ndarray, longest: int) -> np.ndarray:
         """[2, P, ...] whether decode rows with these contexts [...], integers from 0 on, leave tokens out, and how many, by
-        row of `_left_out_2PU`; in the first one none."""
-        longest, known = int(contexts.max(initial=0)), self._left_out_2PU.shape[2]
+        row of `_left_out_2PU`; in the first one none. longest: of the contexts."""
+        known = self._left_out_2PU.shape[2]
         if longest >= known:
             more_U = np.arange(known, 1 << longest.bit_length() if longest else 1)
             unread_PU = more_U - np.stack([more_U, *(part.read_tokens(more_U) for part in self._parts)])
@@ -313,7 +313,7 @@ class State:
     def unread_tokens(self, contexts: np.ndarray) -> np.ndarray:
         """[...] tokens that decode rows leave out, summed over all layers."""
         layers_P = np.bincount(self._part_L, minlength=1 + len(self._parts))
-        return np.tensordot(layers_P, self._left_out(contexts)[1], axes=1)
+        return np.tensordot(layers_P, self._left_out(contexts, int(contexts.max(initial=0)))[1], axes=1)
 
     def begin_step(self, rows: DecodeRows, may_replay: bool) -> None:
         """The metadata of a step is being built: these are its decode rows. may_replay: whether a full CUDA graph may run

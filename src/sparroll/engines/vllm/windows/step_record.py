@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from sparroll.engines.report import EngineReport
-from sparroll.engines.vllm.attention.state import STATE
+from sparroll.engines.vllm.attention.state import NOTHING, STATE
 from sparroll.engines.vllm.windows.requests import WindowRequest
 from sparroll.engines.vllm.windows.settling import Settled, Windows
 from sparroll.types import Checks
@@ -26,7 +26,7 @@ class WindowCounters:
     check_read_tokens: int = 0
     taken_back_context_tokens: int = 0
     extra_context_tokens: int = 0
-    extra_sparse_L: np.ndarray = field(default_factory=lambda: np.zeros((), dtype=np.int64))
+    extra_sparse_L: np.ndarray = field(default_factory=lambda: NOTHING[0])
     """Of each layer of the model."""
     check_seconds: float = 0.0
 
