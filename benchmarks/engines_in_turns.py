@@ -5,11 +5,15 @@ the other.
 A block of steps is timed as in vllm_engines.py. Two things keep turns apart. Before a process hands over it waits for the
 GPU, because vLLM has launched a step ahead. And its next turn begins with steps that are not timed, until one is ahead
 again.
+
+What launches the steps runs on the same processor core in all processes: short steps wait for it, and one core may be a
+fifth slower than another whose neighbour is idle.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -86,7 +90,10 @@ _run: Callable[[int], float] | None = None
 def _start(name: str, root: Path, sparroll: dict[str, Any] | None, settings: dict[str, Any]) -> dict[str, Any]:
     global _engine
     _engine = Engine(name, root, sparroll, **settings)
-    return _engine.settings() | {"capacity_tokens": _engine.capacity_tokens}
+    # Not before: a start compiles on all cores. Only the thread that launches steps is bound, which is this one.
+    core = max(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {core})
+    return _engine.settings() | {"capacity_tokens": _engine.capacity_tokens, "core": core}
 
 
 def _begin(context_tokens_B: Sequence[int], most_steps: int) -> None:

@@ -66,7 +66,9 @@ _POINTERS = {
     ),
 }
 _POINTERS_OF = {
-    "triton_budgets": {**dict.fromkeys(("starts", "step_budgets", "out"), "*i32"), "requests": "i32"},
+    "triton_budgets": {
+        **dict.fromkeys(("starts", "step_budgets", "out"), "*i32"), "reads_all": "*i1", "requests": "i32"
+    },
     "triton_scores": {**dict.fromkeys(("logits", "parts", "logp"), "*fp32"), "sampled": "*i64", "ranks": "*i64"},
 }
 """Where a name means another thing in one file."""
@@ -242,7 +244,7 @@ def untyped(full: bool) -> Iterator[Kernel]:
             {**plan, "WITH_BUDGETS": with_budgets},
             {"num_warps": 4},
         )
-    yield "budgets", triton_budgets._look_up, {"S": 64, "TILE": 64}, {"num_warps": 4}
+    yield "budgets", triton_budgets._look_up, {"S": 64, "UNLIMITED": 1 << 30, "TILE": 64}, {"num_warps": 4}
 
 
 def compiled(kernel: Kernel, dtype: torch.dtype, of_sixteen: bool = True) -> dict[str, str]:

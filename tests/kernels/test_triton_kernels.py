@@ -194,10 +194,13 @@ def test_budgets_are_those_of_the_schedule(lengths: list[int]) -> None:
     contexts = torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
     out = torch.full((3, len(lengths) + 3), -9, dtype=torch.int32, device=DEVICE)
     table = table.to(DEVICE)
-    triton_budgets.budgets(contexts, table[0], table[1:], out[:, : len(lengths)])
+    some = torch.tensor([place % 3 == 1 for place in range(len(lengths))], device=DEVICE)
     budgets = [schedule.kv_budget_tokens(n) if n else 0 for n in lengths]
-    expected = [budgets, [2 * each for each in budgets], [(n > 0) << 30 for n in lengths]]
-    assert out.tolist() == [[*row, -9, -9, -9] for row in expected]
+    expected = torch.tensor([budgets, [2 * each for each in budgets], [(n > 0) << 30 for n in lengths]])
+    for reads_all in (torch.zeros_like(some), some):
+        triton_budgets.budgets(contexts, table[0], table[1:], reads_all, 1 << 30, out[:, : len(lengths)])
+        wanted = expected.masked_fill(reads_all.cpu(), 1 << 30)
+        assert torch.equal(out.cpu(), torch.nn.functional.pad(wanted, (0, 3), value=-9).int())
 
 
 @pytest.mark.parametrize("lengths", [[1], [1, 0, 511, 700], [700] * 70])

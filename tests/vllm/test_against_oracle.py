@@ -167,8 +167,8 @@ def test_a_budget_above_every_context_is_vllms_dense_attention(tmp_path: Path) -
         dense = greedy(llm, prompts, NEW_TOKENS)
     with engine(tmp_path, Schedule.fixed(1024)) as llm:
         full = greedy(llm, prompts, NEW_TOKENS)
-        assert STATE.counters.decode.rows > 0
-        assert not STATE.counters.decode.sparse_L.any()
+        assert STATE.decoded.rows > 0
+        assert not STATE.decoded.sparse_L.any()
     for got, want in zip(full, dense, strict=True):
         assert got.ids == want.ids
         torch.testing.assert_close(got.logp, want.logp, atol=1e-6, rtol=0)

@@ -218,13 +218,6 @@ def test_a_decode_step_is_the_references(
     if dense:
         monkeypatch.setattr(STATE, "dense_rows", np.array([False, False, True]))
     metadata = builder.build(0, common)
-    long = [UNLIMITED] * 2 if dense else [80, schedule.of_layer(2).kv_budget_tokens(171)]
-    assert metadata.sparroll.kv_budget_tokens_LR.tolist() == [
-        [UNLIMITED] * 3 + [0],
-        [UNLIMITED, 64, long[0], 0],
-        [UNLIMITED, schedule.of_layer(2).kv_budget_tokens(60), long[1], 0],
-    ]
-
     width = selector.index_width(D)
     index, groups = rows_of(units_per_block, width, selector.index_dtype), None
     if selector.remainder is not None:
@@ -241,6 +234,13 @@ def test_a_decode_step_is_the_references(
     impl.forward(None, query, None, None, kv_cache, metadata, output)
     # No other row is longer than its budget.
     assert STATE.ran[1] == ("dense" if dense else attention)
+    # The first layer has computed the budgets of all.
+    long = [UNLIMITED] * 2 if dense else [80, schedule.of_layer(2).kv_budget_tokens(171)]
+    assert metadata.sparroll.kv_budget_tokens_LR.tolist() == [
+        [UNLIMITED] * 3 + [0],
+        [UNLIMITED, 64, long[0], 0],
+        [UNLIMITED, schedule.of_layer(2).kv_budget_tokens(60), long[1], 0],
+    ]
 
     keys_PBHD, values_PBHD = kv_cache.transpose(1, 2).split(D, dim=-1)
     for layer in (first, behind):
@@ -359,7 +359,6 @@ def test_the_metadata_says_whether_any_row_prefills(
         flash_attn.FlashAttentionMetadataBuilder, "build", lambda self, *a, **k: SimpleNamespace(), raising=True
     )
     monkeypatch.setattr(backend.SparseMetadataBuilder, "_prefills", lambda self, common, first: None)
-    monkeypatch.setattr(paged, "plan_layers", lambda *a, **k: None)
     STATE.configure(SCHEDULE, 3, "cpu")
     work = workspace(monkeypatch, backend, SCHEDULE.selector)
     work.only_decodes = not only_decodes
@@ -382,7 +381,6 @@ def test_whole_steps_have_no_plan_once_there_are_graphs_for_them(monkeypatch: py
     from sparroll.engines.vllm.attention import cuda_backend as backend
 
     monkeypatch.setattr(flash_attn.FlashAttentionMetadataBuilder, "build", lambda self, *a, **k: SimpleNamespace())
-    monkeypatch.setattr(paged, "plan_layers", lambda *a, **k: None)
     STATE.configure(SCHEDULE, 3, "cpu")
     workspace(monkeypatch, backend, SCHEDULE.selector)
     builder = builder_of(backend)

@@ -41,6 +41,17 @@ class Common:
         return Common(starts, torch.tensor(contexts), torch.tensor(prefilling), len(new_tokens), max(new_tokens))
 
 
+def budgets(state: State, contexts: Any, reads_all: list[bool] | None = None) -> list[list[int]]:
+    """[L, R] of a step of these contexts."""
+    contexts_R = torch.as_tensor(contexts, dtype=torch.int32)
+    state.begin_budgets(None if reads_all is None else np.array(reads_all), most_rows=max(8, len(contexts_R)))
+    # More rows than the step has, as in an engine.
+    kept_LR = torch.full((6, len(contexts_R) + 1), -9, dtype=torch.int32)
+    out_LR = kept_LR[:, :-1]
+    assert state.budgets(contexts_R, out_LR) is out_LR and (kept_LR[:, -1] == -9).all()
+    return out_LR.tolist()
+
+
 def started(schedule: Schedule | None = RISING) -> State:
     state = State()
     state.configure(schedule, 6, "cpu")
@@ -56,8 +67,7 @@ def test_budgets_on_the_device_and_on_the_host_are_the_schedules(name: str) -> N
     )
     expected = schedule.kv_budget_tokens(contexts)
     reads = schedule.read_tokens(contexts)
-    out = torch.empty(6, len(contexts), dtype=torch.int32)
-    assert state.budgets(contexts.int(), out) is out
+    out = torch.tensor(budgets(state, contexts))
     assert (out[:2] == UNLIMITED).all() and (out[2:] == expected).all()
     # What the kernels read by the budgets on the device, and what is counted from the lengths on the host.
     assert torch.equal(schedule.selector.read_tokens(contexts.int(), out[5]), reads.int())
@@ -95,8 +105,8 @@ def test_few_numbers_and_many_have_the_same_ends_and_sums(count: int) -> None:
 
 def test_each_layer_has_the_budgets_of_its_group_whatever_the_grouping() -> None:
     contexts = torch.tensor([0, 60, 100, 300], dtype=torch.int32)
-    state, out = started(), torch.empty(6, 4, dtype=torch.int32)
-    state.budgets(contexts, out)
+    state = started()
+    budgets(state, contexts)
     where = state._steps_XS.data_ptr()
     of_each = Schedule((Step(0, (64, 80, 96, 128)),), layer_groups=((2,), (3,), (4,), (5,)))
     everything, rising = [0] + [UNLIMITED] * 3, [0, 64, 96, 128]
@@ -107,7 +117,7 @@ def test_each_layer_has_the_budgets_of_its_group_whatever_the_grouping() -> None
         (RISING, [rising] * 4),
     ):  # fmt: skip
         state.set_schedule(schedule)
-        assert state.budgets(contexts, out).tolist() == [everything, everything, *expected]
+        assert budgets(state, contexts) == [everything, everything, *expected]
     assert state._steps_XS.data_ptr() == where
 
 
@@ -137,19 +147,32 @@ def test_what_layers_of_other_groups_read_is_counted_apart() -> None:
 
 
 def test_padding_rows_have_no_budget() -> None:
-    out = torch.full((6, 3), 7, dtype=torch.int32)
-    started().budgets(torch.tensor([0, 5, 0], dtype=torch.int32), out)
-    assert out.tolist() == [[0, UNLIMITED, 0]] * 2 + [[0, 64, 0]] * 4
+    assert budgets(started(), [0, 5, 0]) == [[0, UNLIMITED, 0]] * 2 + [[0, 64, 0]] * 4
+
+
+def test_rows_that_read_everything_have_no_limit_in_the_steps_that_say_so() -> None:
+    state, contexts = started(), [300, 40, 300, 300]
+    plain = [[UNLIMITED] * 4] * 2 + [[128, 64, 128, 128]] * 4
+    some = [[UNLIMITED] * 4] * 2 + [[128, 64, UNLIMITED, 128]] * 4
+    assert budgets(state, contexts) == plain
+    assert state._reads_all_R is not None
+    where = state._reads_all_R.data_ptr()
+    for _ in range(2):
+        assert budgets(state, contexts, [False, False, True, False]) == some
+    # A row that is only there in a later step was not said to.
+    assert budgets(state, contexts[:1], [True]) == [[UNLIMITED]] * 6
+    assert budgets(state, contexts, [False, False, True, False]) == some
+    assert budgets(state, contexts) == plain
+    assert state._reads_all_R.data_ptr() == where
 
 
 def test_a_new_schedule_fills_the_same_tensor() -> None:
     state = started()
-    contexts, out = torch.tensor([300], dtype=torch.int32), torch.empty(6, 1, dtype=torch.int32)
-    state.budgets(contexts, out)
+    budgets(state, [300])
     where = state._steps_XS.data_ptr()
     for schedule, budget, read in ((Schedule.fixed(256), 256, 256 - 4), (None, UNLIMITED, 300), (RISING, 128, 128 - 4)):
         state.set_schedule(schedule)
-        assert state.budgets(contexts, out)[2].item() == budget
+        assert budgets(state, [300])[2] == [budget]
         unread_L = np.broadcast_to(state.decode_rows(np.array([300])).unread_tokens_L, 6)
         assert unread_L.tolist() == [0] * 2 + [300 - read] * 4
     assert state._steps_XS.data_ptr() == where
@@ -158,7 +181,7 @@ def test_a_new_schedule_fills_the_same_tensor() -> None:
 def test_the_hosts_copy_stays_there_under_another_default_device() -> None:
     with torch.device("meta"):
         state = started()
-    assert state.budgets(torch.tensor([300]), torch.empty(6, 1, dtype=torch.int32))[2].item() == 128
+    assert budgets(state, [300])[2] == [128]
 
 
 @pytest.mark.parametrize(
@@ -190,9 +213,9 @@ def test_a_mixed_step_is_told_apart_and_counted() -> None:
     counted = state.counters
     assert (counted.tail_tokens, counted.prefill_tokens) == (1, 81)
     # 300 tokens are 19 units of 16, of which the last holds 12.
-    assert (counted.decode.rows, counted.decode.context_tokens) == (2, 340)
-    assert counted.decode.sparse_L.tolist() == [0, 0, 1, 1, 1, 1]
-    assert counted.decode.unread_tokens_L.tolist() == [0] * 2 + [300 - (128 - 4)] * 4
+    assert (state.decoded.rows, state.decoded.context_tokens) == (2, 340)
+    assert state.decoded.sparse_L.tolist() == [0, 0, 1, 1, 1, 1]
+    assert state.decoded.unread_tokens_L.tolist() == [0] * 2 + [300 - (128 - 4)] * 4
 
 
 def test_rows_of_dense_requests_decode_and_read_everything() -> None:
@@ -206,11 +229,11 @@ def test_rows_of_dense_requests_decode_and_read_everything() -> None:
     assert not state.step_is_whole
     counted = state.counters
     assert (counted.tail_tokens, counted.prefill_tokens) == (1, 1)
-    assert (counted.decode.rows, counted.decode.context_tokens) == (3, 650)
-    assert (counted.decode.dense_rows, counted.decode.dense_context_tokens) == (1, 310)
-    assert counted.decode.sparse_L.tolist() == [0, 0, 1, 1, 1, 1]
+    assert (state.decoded.rows, state.decoded.context_tokens) == (3, 650)
+    assert (state.decoded.dense_rows, state.decoded.dense_context_tokens) == (1, 310)
+    assert state.decoded.sparse_L.tolist() == [0, 0, 1, 1, 1, 1]
     # 300 tokens are 19 units of 16, of which the last holds 12.
-    assert counted.decode.unread_tokens_L.tolist() == [0] * 2 + [300 - (128 - 4)] * 4
+    assert state.decoded.unread_tokens_L.tolist() == [0] * 2 + [300 - (128 - 4)] * 4
     report = state.report()
     assert (report.dense_request_steps, report.dense_request_context_tokens) == (1, 310)
     Rows.of(common, np.array([True] * 4)).count(state)
@@ -258,14 +281,14 @@ def test_requests_that_take_no_part_in_a_draft_step_are_no_rows() -> None:
     state = started()
     rows = Rows.of(Common.of([1] * 4, [300, 0, 310, 0], [False] * 4), np.array([True, True, False, False]))
     rows.count(state)
-    assert (state.counters.decode.rows, state.counters.decode.context_tokens) == (2, 610)
-    assert (state.counters.decode.dense_rows, state.counters.decode.dense_context_tokens) == (1, 300)
+    assert (state.decoded.rows, state.decoded.context_tokens) == (2, 610)
+    assert (state.decoded.dense_rows, state.decoded.dense_context_tokens) == (1, 300)
 
 
 def test_padding_is_no_row_although_the_longest_query_has_one_token() -> None:
     state = started()
     Rows.of(Common.of([1, 1, 0, 0], [300, 40, 7, 7], [False] * 4)).count(state)
-    assert (state.counters.decode.rows, state.counters.decode.context_tokens) == (2, 340)
+    assert (state.decoded.rows, state.decoded.context_tokens) == (2, 340)
 
 
 def is_whole(state: State, *step: list[Any], may_replay: bool = False) -> bool:
@@ -318,7 +341,7 @@ def test_padding_rows_of_a_graph_count_nothing() -> None:
     assert (rows.decodes, rows.prefills) == (4, 0)
     state = started()
     rows.count(state)
-    assert state.counters.decode.rows == 2
+    assert state.decoded.rows == 2
 
 
 def run_step(state: State, contexts: list[int], ran: dict[int, str], may_replay: bool = False) -> None:
@@ -412,7 +435,7 @@ def test_rows_that_only_repeat_a_token_count_for_no_layer() -> None:
     state = started()
     state.take_back(state.decode_rows(np.array([300])))
     run_step(state, [300, 310], {2: "triton"})
-    assert state.report().layers[2].sparse_steps == state.counters.decode.rows == 1
+    assert state.report().layers[2].sparse_steps == state.decoded.rows == 1
 
 
 def test_the_prefix_cache_is_emptied_without_assertions_too() -> None:

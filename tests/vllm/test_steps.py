@@ -123,11 +123,10 @@ def test_a_last_token_alone_is_a_decode_row_to_the_v1_runner_and_prefill_to_v2(s
 def test_a_row_of_the_v1_runner_that_only_repeats_a_token_is_no_decode_row(state: State) -> None:
     follower = Follower()
     follower.prompts["a"] = 100
-    contexts = np.full(7, 100)
-    state.counters.decode = state.decode_rows(contexts)
     follower.follow(came_back(1, "a", 100, 20, 112, 1), state)
-    assert (state.counters.decode.rows, state.counters.recomputed_tokens) == (6, 1)
-    assert state.counters.decode.sparse_L.max() == 6
+    state.begin_step(np.full(7, 100), None, may_replay=False)
+    assert (state.decoded.rows, state.counters.recomputed_tokens) == (6, 1)
+    assert state.decoded.sparse_L.max() == 6
     assert follower.resumed
 
 
@@ -226,7 +225,7 @@ def test_what_requests_read_in_short_steps_is_kept_by_their_names(state: State, 
     def build(*what: Any) -> None:
         # Three requests, of which c is dense, and a row of padding.
         contexts, decode = np.array([100, 300, 90, 0]), np.array([True, True, False, False])
-        state.begin_step(state.decode_rows(contexts[:3], np.array([False, False, True])), may_replay=False)
+        state.begin_step(contexts[:3], np.array([False, False, True]), may_replay=False)
         state.note_short_reads(contexts, decode)
         noted.append(state.row_names)
 

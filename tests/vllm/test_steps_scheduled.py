@@ -63,18 +63,15 @@ class Worker:
         for name, sampled in zip(cached.req_ids, cached.num_output_tokens, strict=True):
             if name in cached.resumed_req_ids:
                 self.known_tokens[name] = self.prefill_tokens[name] + sampled
-        tokens = []
+        tokens, contexts = [], []
         for name, count in step.num_scheduled_tokens.items():
-            self._count(count, starts[name], self.prefill_tokens[name])
             end = starts[name] + count
+            if count == 1 and starts[name] >= self.prefill_tokens[name]:
+                contexts.append(end)
             tokens.append([self._token()] if end >= self.known_tokens[name] else [])
+        self.state.begin_step(np.array(contexts, dtype=int), None, may_replay=False)
         names = list(step.num_scheduled_tokens)
         return ModelRunnerOutput(names, {name: place for place, name in enumerate(names)}, tokens)
-
-    def _count(self, count: int, start: int, prefill_tokens: int) -> None:
-        if count == 1 and start >= prefill_tokens:
-            contexts = np.array([start + 1])
-            self.state.counters.decode += self.state.decode_rows(contexts)
 
     def _token(self) -> int:
         return STOP if self.chance.random() < self.stop_share else self.chance.randrange(5, 100)
@@ -157,8 +154,8 @@ def test_every_token_is_a_decode_row_a_prompts_end_or_a_resumed_requests_end(
         assert counted.resumed_tokens <= counted.preemptions
         # Scheduled ahead, a request that stops may have run one row more.
         wasted = sum(request.output_token_ids[-1] == STOP for request in asked) if ahead else 0
-        assert 0 <= counted.decode.rows + counted.resumed_tokens - len(contexts) <= wasted
-        assert 0 <= counted.decode.sparse_L.max() + counted.resumed_sparse_L.max() - needed_sparse <= wasted
+        assert 0 <= worker.state.decoded.rows + counted.resumed_tokens - len(contexts) <= wasted
+        assert 0 <= worker.state.decoded.sparse_L.max() + counted.resumed_sparse_L.max() - needed_sparse <= wasted
         assert not worker.follower.resumed
         seen_preemptions += counted.preemptions
     assert seen_preemptions > 6

@@ -82,7 +82,8 @@ class Rows:
         take no part in a draft step look like that, too, with a context of 0."""
         count, prefilling = len(contexts_R), common.is_prefilling
         least, _, _ = least_most_total(contexts_R)
-        some_end = least <= 1 or (prefilling is not None and bool(compat.as_array(prefilling).any()))
+        # Of an array of bool, its bytes are searched faster.
+        some_end = least <= 1 or (prefilling is not None and 1 in compat.as_array(prefilling).tobytes())
         return Rows(
             decodes=count,
             prefills=0,
@@ -119,7 +120,7 @@ class Rows:
             state.counters.prefill_tokens -= state.check_rows
         else:
             state.counters.tail_tokens += tail
-        state.begin_step(state.decode_rows(contexts, dense), may_replay)
+        state.begin_step(contexts, dense, may_replay)
         if state.short_reads is not None:
             scheduled_R = np.ones(self.decodes, dtype=bool) if decoding_R is None else decoding_R
             state.note_short_reads(

@@ -22,7 +22,7 @@ from sparroll.attention.decode import paged
 from sparroll.engines.vllm import compat
 from sparroll.engines.vllm.attention.batch import Rows, StepPlan
 from sparroll.engines.vllm.attention.layer import SparseLayer
-from sparroll.engines.vllm.attention.state import STATE, UNLIMITED
+from sparroll.engines.vllm.attention.state import STATE
 from sparroll.engines.vllm.settings import VLLMSettings
 
 
@@ -75,10 +75,8 @@ class SparseCPUMetadataBuilder(CPUAttentionMetadataBuilder):
             return whole
         count, longest = rows.decodes, int(rows.contexts_R.max())
         context_tokens_R = common.seq_lens[:count].to(torch.int32)
+        STATE.begin_budgets(rows.reads_all_R, self.vllm_config.scheduler_config.max_num_seqs)
         budgets_LR = STATE.budgets(context_tokens_R, torch.empty(STATE.layers, count, dtype=torch.int32))
-        reads_all_R = rows.reads_all_R
-        if reads_all_R is not None:
-            budgets_LR.masked_fill_(torch.from_numpy(reads_all_R), UNLIMITED)
         behind = super().build(0, compat.rows_from(common, count), fast_build) if rows.prefills else None
         whole.sparroll = StepPlan(
             decodes=count,

@@ -35,7 +35,7 @@ from sparroll.engines.vllm import compat
 from sparroll.engines.vllm.attention.batch import Rows, StepPlan
 from sparroll.engines.vllm.attention.layer import SparseLayer
 from sparroll.engines.vllm.attention.pages import PAGE_TOKENS, HeadPages
-from sparroll.engines.vllm.attention.state import STATE, UNLIMITED
+from sparroll.engines.vllm.attention.state import STATE
 from sparroll.engines.vllm.settings import SCHEDULE_VARIABLE, VLLMSettings
 from sparroll.errors import UserError
 
@@ -216,24 +216,13 @@ class SparseMetadataBuilder(FlashAttentionMetadataBuilder):
             return whole
         assert _workspace is not None, "metadata is built before any layer exists"
         count = rows.decodes
-        context_tokens_R = common.seq_lens[:count]
-        budgets_LR = _workspace.kv_budget_tokens_LR[:, :count]
-        STATE.budgets(context_tokens_R, budgets_LR)
-        reads_all_R = rows.reads_all_R
-        if reads_all_R is not None:
-            budgets_LR.masked_fill_(compat.on_device(reads_all_R, self.device), UNLIMITED)
-        selector, most_units = STATE.selector, _workspace.unit_ids_RHN.shape[2]
-        assert selector is not None, "a plan without a schedule"
-        paged.plan_layers(context_tokens_R, budgets_LR, selector, most_units, _workspace.plans)
-        if STATE.attention == "fa3_pages":
-            heads = _workspace.read_tokens_LRH.shape[2]
-            torch.arange(count * heads + 1, dtype=torch.int32, out=_workspace.starts[: count * heads + 1])
-            _workspace.read_tokens_LRH[:, :count] = selector.read_tokens(context_tokens_R, budgets_LR)[..., None]
+        # A capture runs nothing, so it needs no rows.
+        STATE.begin_budgets(None if captures else rows.reads_all_R, _workspace.kv_budget_tokens_LR.shape[1])
         whole.sparroll = StepPlan(
             decodes=count,
             prefills=self._prefills(common, count) if rows.prefills else None,
-            context_tokens_R=context_tokens_R,
-            kv_budget_tokens_LR=budgets_LR,
+            context_tokens_R=common.seq_lens[:count],
+            kv_budget_tokens_LR=_workspace.kv_budget_tokens_LR[:, :count],
             block_table_RM=common.block_table_tensor[:count],
         )
         return whole
@@ -340,6 +329,8 @@ class SparseImpl(SparseLayer, FlashAttentionImpl):
         index_PSHW = None if self.index is None else self.index.rows_PSHW
         assert selector is not None and work is not None and index_PSHW is not None, "sparse decoding without an index"
         count, heads = plan.decodes, self.num_kv_heads
+        if self.number == STATE.first_indexed_layer:
+            _plan_layers(plan, selector, work)
         budgets_R, shared = plan.kv_budget_tokens_LR[self.number], work.plans.workspaces[self.number]
         query_RHGD = query.unflatten(1, (heads, -1))
         out_RHGD = output.view(count, heads, -1, self.head_size)
@@ -425,6 +416,18 @@ class SparseImpl(SparseLayer, FlashAttentionImpl):
             # The number is fixed, because a graph would keep whatever was best at capture.
             num_splits=1,
         )
+
+
+def _plan_layers(plan: StepPlan, selector: Selector, work: Workspace) -> None:
+    """Compute what the sparse layers of a step need to know of it. The first of them does so, and not what builds the
+    metadata: in a CUDA graph it costs the host nothing."""
+    contexts_R, budgets_LR, most_units = plan.context_tokens_R, plan.kv_budget_tokens_LR, work.unit_ids_RHN.shape[2]
+    STATE.budgets(contexts_R, budgets_LR)
+    paged.plan_layers(contexts_R, budgets_LR, selector, most_units, work.plans)
+    if STATE.attention == "fa3_pages":
+        count, heads = plan.decodes, work.read_tokens_LRH.shape[2]
+        torch.arange(count * heads + 1, dtype=torch.int32, out=work.starts[: count * heads + 1])
+        work.read_tokens_LRH[:, :count] = selector.read_tokens(contexts_R, budgets_LR)[..., None]
 
 
 def _is_sparse(vllm_config: Any) -> bool:

@@ -1,9 +1,10 @@
 """One object per worker process: the schedule as tensors on the device, and what each layer ran. vLLM is not imported.
 
-Each step's rows are counted once, when its metadata is built. Which attention read them is said by the layers: a layer
+Each step's rows are noted once, when its metadata is built. Which attention read them is said by the layers: a layer
 that is entered says so itself. A step that is replayed from a full CUDA graph enters no layer, and runs what the layers
 ran when the graph was captured; they said so then. Of each graph there may be two: a sparse one, and one for steps in
-which all rows read everything (whole_graphs.py).
+which all rows read everything (whole_graphs.py). A step of a small model waits for the host, so the steps that graphs ran
+are counted many at a time.
 """
 
 # R rows of a step, S schedule steps, L layers of the model, dense ones included, P parts of the schedule and before them one
@@ -27,6 +28,8 @@ _BY_ITSELF = "run the other one by itself: in a command, a run or an engine of i
 MOST_STEPS = 64
 FEW_ROWS = 256
 """Lists of so few numbers are searched and added up faster than arrays, which counts where a step waits for the host."""
+STEPS_AT_ONCE = 128
+"""So many steps that graphs ran are counted together."""
 UNLIMITED = 1 << 30
 """A budget above every context: the row reads everything."""
 
@@ -44,7 +47,7 @@ def least_most_total(numbers_R: np.ndarray) -> tuple[int, int, int]:
     return min(numbers), max(numbers), sum(numbers)
 
 
-@dataclass
+@dataclass(frozen=True)
 class DecodeRows:
     """Decode rows of a step, or of several. A decode row is one new token of one request."""
 
@@ -52,7 +55,7 @@ class DecodeRows:
     context_tokens: int = 0
     left_out_2L: np.ndarray = field(default_factory=lambda: NOTHING)
     """In each layer, how many rows read a part of their context, and how many tokens these leave out; NOTHING where none
-    does in any. One array, because a step of a small model waits for each operation."""
+    does in any."""
     dense_rows: int = 0
     """Those of the rows that belong to dense requests. They read everything in every layer."""
     dense_context_tokens: int = 0
@@ -71,7 +74,7 @@ class DecodeRows:
         return DecodeRows(
             self.rows + other.rows,
             self.context_tokens + other.context_tokens,
-            self.left_out_2L if other.left_out_2L is NOTHING else self.left_out_2L + other.left_out_2L,
+            self.left_out_2L + other.left_out_2L,
             self.dense_rows + other.dense_rows,
             self.dense_context_tokens + other.dense_context_tokens,
         )
@@ -82,11 +85,13 @@ class DecodeRows:
         )
 
 
+NO_ROWS = DecodeRows()
+
+
 @dataclass
 class Counters:
-    """Sums over the rows of all steps, whatever the layers did with them."""
+    """Sums over all steps, besides their decode rows."""
 
-    decode: DecodeRows = field(default_factory=DecodeRows)
     prefill_tokens: int = 0
     tail_tokens: int = 0
     """Of those, one-token ends of chunked prompts. They ran among the decode rows and read everything."""
@@ -102,10 +107,15 @@ class Counters:
 
 
 @dataclass
-class StepUnderWay:
-    """The step whose metadata was built last."""
+class BegunStep:
+    """A step whose metadata was built. The last one is under way, and others wait until they are counted."""
 
-    rows: DecodeRows
+    contexts_R: np.ndarray
+    """Contexts of its decode rows."""
+    dense_R: np.ndarray | None
+    """Which of these belong to dense requests; None where none does."""
+    not_decoding: DecodeRows
+    """Those of the rows that look like decode rows and are none."""
     may_replay: bool
     """Whether a full CUDA graph may run it."""
     whole: bool = False
@@ -155,25 +165,33 @@ class State:
     _steps_XS: Tensor | None = None
     """Where the schedule's steps start, and below that the budgets of each layer. Each layer has a row of its own,
     whatever its group, so that a CUDA graph that knows the row holds for every grouping."""
+    _reads_all_R: Tensor | None = None
+    """[most rows] bool, on the device: which rows of the step whose metadata was built last read everything."""
+    _said_reads_all: bytes = b""
+    """The same as the host said it last; empty where none does."""
     _parts: list[Schedule] = field(default_factory=list)
     """What the sparse layers of the schedule in force read: one for each group of layers."""
     _part_L: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """The row of `_left_out_2PU` that is each layer's: 0 for dense layers, then those of the parts."""
     _left_out_2PU: np.ndarray = field(default_factory=lambda: np.zeros((2, 1, 0), dtype=np.int64))
     """Whether a decode row with U tokens of context leaves any out, and how many: looked up, because that takes a fraction
-    of what the schedule's formula takes, and a step of a small model waits for the host. It grows with the contexts, to at
-    most twice the longest: 16 bytes for each of its tokens and groups of layers."""
+    of what the schedule's formula takes. It grows with the contexts, to at most twice the longest: 16 bytes for each of
+    its tokens and groups of layers."""
+    _in_part_U: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=bool))
+    """Whether it leaves any out in some layer."""
     _whole_tokens: int = -1
-    """All contexts up to this one are read whole in every layer, as far as `_left_out_2PU` knows."""
+    """None up to this context does, as far as the tables know."""
     _started_with: Schedule | None = None
-    _step: StepUnderWay | None = None
-    _replayed: dict[bool, DecodeRows] = field(default_factory=dict)
-    """Rows of steps that graphs replayed and that are not in `_counted` yet: of sparse graphs (False) and of whole ones."""
+    _step: BegunStep | None = None
+    _decoded: DecodeRows = NO_ROWS
+    """Decode rows of all steps that are counted, whatever the layers did with them."""
+    _replayed: list[BegunStep] = field(default_factory=list)
+    """Steps that graphs replayed and that are not counted yet."""
     _counted: dict[int, LayerReport] = field(default_factory=dict)
     """What each layer ran in the steps before the one under way. A layer that is absent never used our backend."""
     _sparse_rows_ran: dict[int, str] = field(default_factory=dict)
     """Layer -> the attention that read rows which leave out a part of their context; "dense" if it ever was."""
-    _not_decoding: DecodeRows = field(default_factory=DecodeRows)
+    _not_decoding: DecodeRows = NO_ROWS
     """Rows of the next step that look like decode rows and are none."""
 
     def configure(
@@ -190,7 +208,7 @@ class State:
         self.has_index, self.has_workspace = schedule is not None, False
         self.attention, self.short_step_tokens = attention, short_step_tokens
         self._started_with = schedule
-        self._steps_XS = None
+        self._steps_XS, self._reads_all_R, self._said_reads_all = None, None, b""
         self.index_read_share = {}
         self.captured, self.captured_whole = {}, {}
         self.captures_whole = self.step_is_whole = False
@@ -209,6 +227,11 @@ class State:
         """Layers with an index, whichever schedule is in force."""
         dense = self._started_with.dense_layers if self._started_with else range(self.layers)
         return frozenset(range(self.layers)) - frozenset(dense)
+
+    @property
+    def first_indexed_layer(self) -> int:
+        """The first layer of this worker that has an index; -1 without one."""
+        return min(self.index_read_share, default=-1)
 
     @property
     def last_indexed_layer(self) -> int:
@@ -247,13 +270,15 @@ class State:
             schedule.check_layers(self.layers)
             if len(schedule.steps) > MOST_STEPS:
                 raise UserError(f"vLLM takes schedules of up to {MOST_STEPS} steps, got {len(schedule.steps)}")
+        # Under the schedule that they ran with.
+        self._count_all()
         self.schedule = schedule
         # The device is named because vLLM builds models under another default device.
         table = torch.full((1 + self.layers, MOST_STEPS), UNLIMITED, dtype=torch.int32, device="cpu")
         table[0, 0] = 0
         self._parts, self._part_L = [], np.zeros(self.layers, dtype=np.int64)
         self._left_out_2PU = np.zeros((2, 1 + len(schedule.groups if schedule else ()), 0), dtype=np.int64)
-        self._whole_tokens = -1
+        self._in_part_U, self._whole_tokens = np.zeros(0, dtype=bool), -1
         for layers, part in schedule.parts(self.layers) if schedule else ():
             self._parts.append(part)
             self._part_L[list(layers)] = len(self._parts)
@@ -265,67 +290,99 @@ class State:
         if self._steps_XS is not None:
             self._steps_XS.copy_(self._host_XS, non_blocking=True)
 
-    def budgets(self, context_tokens_R: Tensor, out_LR: Tensor) -> Tensor:
-        """KV budget of each row in each layer, on the device; 0 for padding rows (context 0), and UNLIMITED in dense
-        layers. No synchronisation."""
+    def begin_budgets(self, reads_all_R: np.ndarray | None, most_rows: int) -> None:
+        """What `budgets` looks up gets ready on the device, for the step whose metadata is being built. The host does not wait
+        for it. reads_all_R: which of the first rows read everything, whatever their budget; None: none of them.
+        most_rows: of any step."""
         if self._steps_XS is None:
             # Allocated at the first step, because an engine loses in its sleep what was allocated while the model
             # loads. Inference mode, in which steps run, is left, because its tensors could not be written to later.
             with torch.inference_mode(False):
                 self._steps_XS = self._host_XS.to(self.device, non_blocking=True)
+                self._reads_all_R = torch.zeros(most_rows, dtype=torch.bool, device=self.device)
+        assert self._reads_all_R is not None, "budgets without rows"
+        said = b"" if reads_all_R is None else reads_all_R.tobytes()
+        if said == self._said_reads_all:
+            return
+        # Rows behind those of this step are told as well: a later step may have more.
+        host_R = torch.zeros(len(self._reads_all_R), dtype=torch.bool, device="cpu")
+        if reads_all_R is not None:
+            host_R[: len(reads_all_R)] = torch.from_numpy(reads_all_R)
+        self._reads_all_R.copy_(host_R.pin_memory() if self.device.type == "cuda" else host_R, non_blocking=True)
+        self._said_reads_all = said
+
+    def budgets(self, context_tokens_R: Tensor, out_LR: Tensor) -> Tensor:
+        """KV budget of each row in each layer, on the device; 0 for padding rows (context 0), and UNLIMITED in dense layers
+        and for rows that read everything. It may be part of a CUDA graph: all that changes from step to step is in tensors
+        that stay where they are (`begin_budgets`)."""
+        assert self._steps_XS is not None and self._reads_all_R is not None, "budgets before their step began"
         starts_S, budgets_LS = self._steps_XS[0], self._steps_XS[1:]
+        reads_all_R = self._reads_all_R[: len(context_tokens_R)]
         if self.device.type == "cuda":
             from sparroll.attention.decode import triton_budgets
 
-            triton_budgets.budgets(context_tokens_R, starts_S, budgets_LS, out_LR)
+            triton_budgets.budgets(context_tokens_R, starts_S, budgets_LS, reads_all_R, UNLIMITED, out_LR)
             return out_LR
         step_R = torch.bucketize(context_tokens_R, starts_S, right=True) - 1
-        return torch.mul(budgets_LS[:, step_R.clamp_(min=0)], context_tokens_R > 0, out=out_LR)
+        torch.mul(budgets_LS[:, step_R.clamp_(min=0)], context_tokens_R > 0, out=out_LR)
+        return out_LR.masked_fill_(reads_all_R, UNLIMITED)
 
     def decode_rows(self, contexts_R: np.ndarray, dense_R: np.ndarray | bool | None = None) -> DecodeRows:
         """Decode rows with these contexts, as the schedule in force reads them, from lengths that the host knows.
         dense_R: which of them belong to dense requests; None: none of them."""
-        rows, dense = len(contexts_R), (0, 0)
-        _, most, total = least_most_total(contexts_R)
-        if dense_R is None and most <= self._whole_tokens:
-            return DecodeRows(rows, total)
-        left_out_2PR = self._left_out(contexts_R, most)
-        if dense_R is not None and np.any(dense_R):
+        left_out_2PR, dense = self._left_out(contexts_R), (0, 0)
+        if dense_R is not None:
             dense_R = np.broadcast_to(dense_R, contexts_R.shape)
             left_out_2PR = np.where(dense_R, 0, left_out_2PR)
             dense = (int(dense_R.sum()), int(contexts_R[dense_R].sum()))
-        left_out_2P = np.add.reduce(left_out_2PR, axis=2)
-        left_out_2L = left_out_2P[:, self._part_L] if any(left_out_2P[0].tolist()) else NOTHING
-        return DecodeRows(rows, total, left_out_2L, *dense)
+        left_out_2P = left_out_2PR.sum(axis=2)
+        left_out_2L = left_out_2P[:, self._part_L] if left_out_2P.any() else NOTHING
+        return DecodeRows(len(contexts_R), int(contexts_R.sum()), left_out_2L, *dense)
 
-    def _left_out(self, contexts: np.ndarray, longest: int) -> np.ndarray:
+    def _left_out(self, contexts: np.ndarray) -> np.ndarray:
         """[2, P, ...] whether decode rows with these contexts [...], integers from 0 on, leave tokens out, and how many, by
-        row of `_left_out_2PU`; in the first one none. longest: of the contexts."""
-        known = self._left_out_2PU.shape[2]
-        if longest >= known:
-            more_U = np.arange(known, 1 << longest.bit_length() if longest else 1)
-            unread_PU = more_U - np.stack([more_U, *(part.read_tokens(more_U) for part in self._parts)])
-            self._left_out_2PU = np.concatenate([self._left_out_2PU, np.stack([unread_PU > 0, unread_PU])], axis=2)
-            in_part_U = self._left_out_2PU[0].any(axis=0)
-            self._whole_tokens = int(in_part_U.argmax() if in_part_U.any() else len(in_part_U)) - 1
-        return self._left_out_2PU[:, :, contexts]
+        row of `_left_out_2PU`; in the first one none."""
+        self._look_up_to(int(contexts.max(initial=0)))
+        return self._left_out_2PU.take(contexts, axis=2)
+
+    def _look_up_to(self, longest: int) -> None:
+        """Have contexts up to this one in the tables."""
+        known = len(self._in_part_U)
+        if longest < known:
+            return
+        more_U = np.arange(known, 1 << longest.bit_length() if longest else 1)
+        unread_PU = more_U - np.stack([more_U, *(part.read_tokens(more_U) for part in self._parts)])
+        self._left_out_2PU = np.concatenate([self._left_out_2PU, np.stack([unread_PU > 0, unread_PU])], axis=2)
+        self._in_part_U = self._left_out_2PU[0].any(axis=0)
+        self._whole_tokens = int(self._in_part_U.argmax() if self._in_part_U.any() else len(self._in_part_U)) - 1
 
     def unread_tokens(self, contexts: np.ndarray) -> np.ndarray:
         """[...] tokens that decode rows leave out, summed over all layers."""
         layers_P = np.bincount(self._part_L, minlength=1 + len(self._parts))
-        return np.tensordot(layers_P, self._left_out(contexts, int(contexts.max(initial=0)))[1], axes=1)
+        return np.tensordot(layers_P, self._left_out(contexts)[1], axes=1)
 
-    def begin_step(self, rows: DecodeRows, may_replay: bool) -> None:
-        """The metadata of a step is being built: these are its decode rows. may_replay: whether a full CUDA graph may run
-        it. From here on `step_is_whole` is about this step: it is true where no row leaves anything out, or the step is a
-        short one, if a graph that may run it has no plan either."""
+    def begin_step(self, contexts_R: np.ndarray, dense_R: np.ndarray | None, may_replay: bool) -> None:
+        """The metadata of a step is being built: these are its decode rows, and which of them belong to dense requests (None:
+        none of them). The contexts may be vLLM's memory. may_replay: whether a full CUDA graph may run the step. From here
+        on `step_is_whole` is about this step: it is true where no row leaves anything out, or the step is a short one, if a
+        graph that may run it has no plan either."""
         self._end_step()
-        self.counters.decode += rows
-        reads_all = rows.left_out_2L is NOTHING or rows.context_tokens <= self.short_step_tokens
+        _, most, total = least_most_total(contexts_R)
+        reads_all = total <= self.short_step_tokens or not self._leaves_out(contexts_R, dense_R, most)
         self.step_is_whole = reads_all and (bool(self.captured_whole) or not may_replay)
-        if self._not_decoding.rows:
-            rows, self._not_decoding = rows + -self._not_decoding, DecodeRows()
-        self._step = StepUnderWay(rows, may_replay, self.step_is_whole)
+        not_decoding, self._not_decoding = self._not_decoding, NO_ROWS
+        self._step = BegunStep(contexts_R.copy(), dense_R, not_decoding, may_replay, self.step_is_whole)
+
+    def _leaves_out(self, contexts_R: np.ndarray, dense_R: np.ndarray | None, most: int) -> bool:
+        """Whether any of these rows leaves tokens out in some layer. most: the longest of the contexts."""
+        if most <= self._whole_tokens:
+            return False
+        self._look_up_to(most)
+        if dense_R is not None:
+            contexts_R = contexts_R[~dense_R]
+        elif self._in_part_U[most]:
+            return True
+        return bool(self._in_part_U[contexts_R].any())
 
     def note_short_reads(self, contexts_R: np.ndarray, schedule_R: np.ndarray) -> None:
         """Note what rows of the step read beyond the schedule because the step is short. contexts_R: of its first rows.
@@ -345,7 +402,6 @@ class State:
 
     def take_back(self, rows: DecodeRows) -> None:
         """These rows of the next step will look like decode rows, and are none."""
-        self.counters.decode += -rows
         self._not_decoding += rows
 
     def layer_ran(self, layer: int, attention: str) -> None:
@@ -360,6 +416,12 @@ class State:
             captured[layer] = attention
 
     @property
+    def decoded(self) -> DecodeRows:
+        """Decode rows of all steps since `reset_report`, whatever the layers did with them."""
+        self._count_all()
+        return self._decoded
+
+    @property
     def ran(self) -> dict[int, str]:
         """Layer -> the attention that it ran since `reset_report`: of the steps in which the layer left out a part of
         some context or should have, "dense" if any was. A layer that is absent never used our backend."""
@@ -368,27 +430,27 @@ class State:
 
     def report(self) -> EngineReport:
         """What ran since the last `reset_report`. A layer that never used our backend shows no steps at all."""
-        self._count_all()
+        decoded = self.decoded
         return EngineReport(
             engine="vllm",
             model=self.model,
             schedule_name=self.schedule.name if self.schedule else None,
             weight_version=0,
             prefill_tokens=self.counters.prefill_tokens,
-            generated_tokens=self.counters.decode.rows,
+            generated_tokens=decoded.rows,
             preemptions=self.counters.preemptions,
             recomputed_tokens=self.counters.recomputed_tokens,
             resumed_tokens=self.counters.resumed_tokens,
-            dense_request_steps=self.counters.decode.dense_rows,
-            dense_request_context_tokens=self.counters.decode.dense_context_tokens,
+            dense_request_steps=decoded.dense_rows,
+            dense_request_context_tokens=decoded.dense_context_tokens,
             layers=[self._layer(layer) for layer in range(self.layers)],
         )
 
     def reset_report(self) -> None:
         """Start counting anew. Must not be called while a step runs."""
         self.counters = Counters()
-        self._step, self._not_decoding = None, DecodeRows()
-        self._replayed, self._counted, self._sparse_rows_ran = {}, {}, {}
+        self._step, self._not_decoding, self._replayed = None, NO_ROWS, []
+        self._decoded, self._counted, self._sparse_rows_ran = NO_ROWS, {}, {}
 
     def _layer(self, layer: int) -> LayerReport:
         share = self.index_read_share.get(layer, 0.0) if self.schedule else 0.0
@@ -397,27 +459,43 @@ class State:
         return replace(counted, resumed_sparse_tokens=resumed, index_read_share=share)
 
     def _end_step(self) -> None:
-        """Note what ran in the step under way. Steps of the same graphs are added up before layers count them, because
-        this happens in each step, and a step of a small model waits for the host."""
+        """Note what ran in the step under way."""
         step, self._step = self._step, None
-        if step is None or not step.rows.rows:
+        if step is None:
             return
         # Where one layer was entered, no graph ran the step: a layer that was not entered ran something else.
         if step.may_replay and not step.ran:
-            before = self._replayed.get(step.whole)
-            self._replayed[step.whole] = step.rows if before is None else before + step.rows
+            self._replayed.append(step)
+            if len(self._replayed) == STEPS_AT_ONCE:
+                self._count_replayed()
         else:
-            self._count(step.rows, step.ran, step.whole)
+            self._count([step], step.ran, step.whole)
+
+    def _count_replayed(self) -> None:
+        for whole, captured in ((False, self.captured), (True, self.captured_whole)):
+            steps = [step for step in self._replayed if step.whole is whole]
+            if steps:
+                self._count(steps, captured, whole)
+        self._replayed = []
 
     def _count_all(self) -> None:
-        """Count for each layer what it ran up to now."""
+        """Count what ran up to now."""
         self._end_step()
-        for whole, rows in self._replayed.items():
-            self._count(rows, self.captured_whole if whole else self.captured, whole)
-        self._replayed = {}
+        self._count_replayed()
 
-    def _count(self, rows: DecodeRows, ran: dict[int, str], whole: bool) -> None:
-        """Count these rows for the layers that ran. whole: whether their steps had no plan."""
+    def _count(self, steps: Sequence[BegunStep], ran: dict[int, str], whole: bool) -> None:
+        """Count the rows of these steps, and for each layer what it ran in them. whole: whether they had no plan."""
+        dense_R = None
+        if any(step.dense_R is not None for step in steps):
+            none = (np.zeros(len(step.contexts_R), dtype=bool) for step in steps)
+            dense_R = np.concatenate([no if s.dense_R is None else s.dense_R for s, no in zip(steps, none, strict=True)])
+        rows = self.decode_rows(np.concatenate([step.contexts_R for step in steps]), dense_R)
+        for step in steps:
+            if step.not_decoding is not NO_ROWS:
+                rows += -step.not_decoding
+        self._decoded += rows
+        if not rows.rows:
+            return
         sparse_L, unread_L = np.broadcast_to(rows.left_out_2L, (2, self.layers))
         for layer, attention in ran.items():
             leaves_out, unread = int(sparse_L[layer]), int(unread_L[layer])
