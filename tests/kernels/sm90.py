@@ -67,7 +67,9 @@ _POINTERS = {
 }
 _POINTERS_OF = {
     "triton_budgets": {
-        **dict.fromkeys(("starts", "step_budgets", "out"), "*i32"), "reads_all": "*i1", "requests": "i32"
+        **dict.fromkeys(("starts", "step_budgets", "out"), "*i32"),
+        "reads_all": "*i1",
+        "requests": "i32",
     },
     "triton_scores": {**dict.fromkeys(("logits", "parts", "logp"), "*fp32"), "sampled": "*i64", "ranks": "*i64"},
 }

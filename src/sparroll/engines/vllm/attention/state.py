@@ -291,9 +291,9 @@ class State:
             self._steps_XS.copy_(self._host_XS, non_blocking=True)
 
     def begin_budgets(self, reads_all_R: np.ndarray | None, most_rows: int) -> None:
-        """What `budgets` looks up gets ready on the device, for the step whose metadata is being built. The host does not wait
-        for it. reads_all_R: which of the first rows read everything, whatever their budget; None: none of them.
-        most_rows: of any step."""
+        """Bring what `budgets` looks up to the device, for the step whose metadata is being built. The host does not wait
+        for it. reads_all_R: which of the first rows read everything, whatever their budget; None: none. most_rows: of
+        any step."""
         if self._steps_XS is None:
             # Allocated at the first step, because an engine loses in its sleep what was allocated while the model
             # loads. Inference mode, in which steps run, is left, because its tensors could not be written to later.
@@ -362,10 +362,10 @@ class State:
         return np.tensordot(layers_P, self._left_out(contexts)[1], axes=1)
 
     def begin_step(self, contexts_R: np.ndarray, dense_R: np.ndarray | None, may_replay: bool) -> None:
-        """The metadata of a step is being built: these are its decode rows, and which of them belong to dense requests (None:
-        none of them). The contexts may be vLLM's memory. may_replay: whether a full CUDA graph may run the step. From here
-        on `step_is_whole` is about this step: it is true where no row leaves anything out, or the step is a short one, if a
-        graph that may run it has no plan either."""
+        """The metadata of a step is being built: these are the contexts of its decode rows, which may be vLLM's memory, and
+        which of them belong to dense requests (None: none). may_replay: whether a full CUDA graph may run the step. From
+        here on `step_is_whole` is about this step: it is true where no row leaves anything out, or the step is a short one,
+        if a graph that may run it has no plan either."""
         self._end_step()
         _, most, total = least_most_total(contexts_R)
         reads_all = total <= self.short_step_tokens or not self._leaves_out(contexts_R, dense_R, most)
@@ -488,7 +488,9 @@ class State:
         dense_R = None
         if any(step.dense_R is not None for step in steps):
             none = (np.zeros(len(step.contexts_R), dtype=bool) for step in steps)
-            dense_R = np.concatenate([no if s.dense_R is None else s.dense_R for s, no in zip(steps, none, strict=True)])
+            dense_R = np.concatenate(
+                [no if s.dense_R is None else s.dense_R for s, no in zip(steps, none, strict=True)]
+            )
         rows = self.decode_rows(np.concatenate([step.contexts_R for step in steps]), dense_R)
         for step in steps:
             if step.not_decoding is not NO_ROWS:
