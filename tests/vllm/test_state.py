@@ -17,7 +17,7 @@ from sparroll.attention.selectors import PageMean
 from sparroll.engines.report import LayerReport
 from sparroll.engines.vllm.arguments import widest
 from sparroll.engines.vllm.attention.batch import Rows
-from sparroll.engines.vllm.attention.state import FEW_ROWS, NOTHING, UNLIMITED, State, least_most_total
+from sparroll.engines.vllm.attention.state import FEW_ROWS, NOTHING, UNLIMITED, State, most_and_total
 from sparroll.errors import UserError
 from sparroll.schedule import Step
 
@@ -97,10 +97,10 @@ def test_what_rows_read_is_looked_up_however_long_their_contexts_grow() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 5, FEW_ROWS, FEW_ROWS + 1])
-def test_few_numbers_and_many_have_the_same_ends_and_sums(count: int) -> None:
+def test_few_numbers_and_many_have_the_same_largest_and_sums(count: int) -> None:
     numbers = np.random.default_rng(count).integers(1, 99, count)
-    assert least_most_total(numbers) == (numbers.min(), numbers.max(), numbers.sum())
-    assert least_most_total(numbers[:0]) == (0, 0, 0)
+    assert most_and_total(numbers) == (numbers.max(), numbers.sum())
+    assert most_and_total(numbers[:0]) == (0, 0)
 
 
 def test_each_layer_has_the_budgets_of_its_group_whatever_the_grouping() -> None:
@@ -263,10 +263,11 @@ def test_a_step_of_one_token_a_row_is_counted_in_few_operations_as_in_many(
         dense = drawn.random(len(contexts)) < 0.3 if step % 3 == 0 else None
         told = []
         for longest, state in states:
-            common = replace(Common.of([1] * len(contexts), contexts, prefilling), max_query_len=longest)
-            rows = Rows.of(common, dense)
-            assert rows.padded == (longest == 2 or 0 in contexts)
+            # Padding of a graph, whose lengths may be those of an earlier step.
+            padding = step % 3
+            common = Common.of([1] * len(contexts) + [0] * padding, contexts + [9] * padding, prefilling)
             state.row_names = [f"request {row}" for row in range(len(contexts))]
+            rows = Rows.of(replace(common, max_query_len=longest), dense, state.row_names)
             rows.count(state, may_replay)
             told.append((state.step_is_whole, rows.decodes, rows.prefills))
             told[-1] += tuple(None if of is None else of.tolist() for of in (rows.contexts_R, rows.reads_all_R))
@@ -287,7 +288,11 @@ def test_requests_that_take_no_part_in_a_draft_step_are_no_rows() -> None:
 
 def test_padding_is_no_row_although_the_longest_query_has_one_token() -> None:
     state = started()
-    Rows.of(Common.of([1, 1, 0, 0], [300, 40, 7, 7], [False] * 4)).count(state)
+    common = Common.of([1, 1, 0, 0], [300, 40, 7, 7], [False] * 4)
+    for names in (None, ["a", "b"], []):
+        rows = Rows.of(common, None, names)
+        assert rows.contexts_R.tolist() == [300, 40, 0, 0]
+    rows.count(state)
     assert (state.decoded.rows, state.decoded.context_tokens) == (2, 340)
 
 

@@ -224,9 +224,7 @@ def test_what_requests_read_in_short_steps_is_kept_by_their_names(state: State, 
 
     def build(*what: Any) -> None:
         # Three requests, of which c is dense, and a row of padding.
-        contexts, decode = np.array([100, 300, 90, 0]), np.array([True, True, False, False])
-        state.begin_step(contexts[:3], np.array([False, False, True]), may_replay=False)
-        state.note_short_reads(contexts, decode)
+        state.begin_step(np.array([100, 300, 90, 0]), np.array([False, False, True, False]), may_replay=False)
         noted.append(state.row_names)
 
     runner.build = build

@@ -112,14 +112,18 @@ def test_the_worker_captures_both_kinds_or_says_that_short_steps_cannot_be_dense
 ) -> None:
     from vllm.v1.worker.gpu_worker import Worker
 
-    from sparroll.engines.vllm.attention import cuda_worker
+    from sparroll.engines.vllm.attention import cuda_worker, landmarks
 
     monkeypatch.setattr(cuda_worker.STATE, "captured_whole", {})
     monkeypatch.setattr(cuda_worker.STATE, "short_step_tokens", short_step_tokens)
     monkeypatch.setattr(cuda_worker.STATE, "has_index", True)
     manager = Manager(cuda_worker.STATE)
     worker = object.__new__(cuda_worker.SparseWorker)
-    worker.model_runner = SimpleNamespace(cudagraph_manager=None if graphs == "of another runner" else manager)
+    attends, holds_rows = SimpleNamespace(backend=object), SimpleNamespace(backend=landmarks.GroupsBackend)
+    groups = [[attends, holds_rows], [holds_rows]]
+    worker.model_runner = SimpleNamespace(
+        cudagraph_manager=None if graphs == "of another runner" else manager, attn_groups=groups
+    )
     worker.use_v2_model_runner = False
     mode = SimpleNamespace(has_full_cudagraphs=lambda: graphs != "none asked for")
     worker.vllm_config = SimpleNamespace(model_config=None, compilation_config=SimpleNamespace(cudagraph_mode=mode))
@@ -139,6 +143,8 @@ def test_the_worker_captures_both_kinds_or_says_that_short_steps_cannot_be_dense
             worker.compile_or_warm_up_model()
     else:
         assert worker.compile_or_warm_up_model() == "done"
+    # Layers of rows have no metadata.
+    assert groups == [[attends], []]
     both = [("PIECEWISE", False), ("FULL", False), ("FULL", True)]
     assert manager.captured == (both if graphs == "captured" else [])
 

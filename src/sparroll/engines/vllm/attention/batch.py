@@ -6,6 +6,7 @@ kernels here."""
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from sparroll.engines.vllm import compat
-from sparroll.engines.vllm.attention.state import State, least_most_total
+from sparroll.engines.vllm.attention.state import State
 
 
 @dataclass
@@ -49,17 +50,15 @@ class Rows:
     dense_R: np.ndarray | None
     """Which of them read everything because their request is dense; None where none is. They decode like the others."""
     prefill_tokens: int
-    padded: bool
-    """Whether some of the rows may be padding."""
 
     @staticmethod
-    def of(common: Any, dense_rows: np.ndarray | None = None) -> Rows:
-        """From vLLM's CommonAttentionMetadata, whose rows are ordered by a reorder threshold of 1. dense_rows: see
-        State."""
+    def of(common: Any, dense_rows: np.ndarray | None = None, names: Sequence[str] | None = None) -> Rows:
+        """From vLLM's CommonAttentionMetadata, whose rows are ordered by a reorder threshold of 1. dense_rows, names: see
+        State.dense_rows and row_names."""
         count, lengths = common.num_reqs, compat.host_lengths(common)
+        if names and common.max_query_len == 1:
+            return Rows._of_one_token_each(common, _of_rows(lengths[: len(names)], count, lengths.dtype), dense_rows)
         starts = compat.as_array(common.query_start_loc_cpu)
-        if common.max_query_len == 1 and starts[count] == count <= len(lengths):
-            return Rows._of_one_token_each(common, lengths[:count], dense_rows)
         new_tokens = starts[1 : count + 1] - starts[:count]
         longer = np.flatnonzero(new_tokens > 1)
         decodes = int(longer[0]) if len(longer) else count
@@ -73,17 +72,15 @@ class Rows:
             whole_R=whole,
             dense_R=None if dense_rows is None else _of_rows(dense_rows, count, bool)[:decodes],
             prefill_tokens=int(new_tokens[decodes:].sum()),
-            padded=True,
         )
 
     @staticmethod
     def _of_one_token_each(common: Any, contexts_R: np.ndarray, dense_rows: np.ndarray | None) -> Rows:
-        """The same where every row has exactly one new token, as nearly all steps have it: a few operations. Requests that
-        take no part in a draft step look like that, too, with a context of 0."""
+        """The same where every row that is no padding has exactly one new token, as nearly all steps have it: a few
+        operations. Requests that take no part in a draft step look like padding, with a context of 0."""
         count, prefilling = len(contexts_R), common.is_prefilling
-        least, _, _ = least_most_total(contexts_R)
         # Of an array of bool, its bytes are searched faster.
-        some_end = least <= 1 or (prefilling is not None and 1 in compat.as_array(prefilling).tobytes())
+        some_end = contexts_R.min() <= 1 or (prefilling is not None and 1 in compat.as_array(prefilling).tobytes())
         return Rows(
             decodes=count,
             prefills=0,
@@ -91,7 +88,6 @@ class Rows:
             whole_R=_ends_of_prompts(contexts_R == 1, prefilling) if some_end else None,
             dense_R=None if dense_rows is None else _of_rows(dense_rows, count, bool),
             prefill_tokens=0,
-            padded=least == 0,
         )
 
     def checked(self, state: State) -> Rows:
@@ -110,29 +106,16 @@ class Rows:
     def count(self, state: State, may_replay: bool = False) -> None:
         """Tell the state about the step; from here on it says whether the step has a plan. may_replay: whether a full CUDA
         graph may run it."""
-        decoding_R, tail = self._decoding_R(), 0
-        contexts, dense = self.contexts_R, self.dense_R
-        if decoding_R is not None:
-            contexts, dense = contexts[decoding_R], None if dense is None else dense[decoding_R]
-            tail = int(np.count_nonzero(self.contexts_R)) - len(contexts)
+        contexts_R, tail = self.contexts_R, 0
+        if self.whole_R is not None:
+            tail = int(np.count_nonzero(contexts_R[self.whole_R]))
+            contexts_R = np.where(self.whole_R, 0, contexts_R)
         state.counters.prefill_tokens += self.prefill_tokens + tail
         if state.checks_drafts and not state.drafting:
             state.counters.prefill_tokens -= state.check_rows
         else:
             state.counters.tail_tokens += tail
-        state.begin_step(contexts, dense, may_replay)
-        if state.short_reads is not None:
-            scheduled_R = np.ones(self.decodes, dtype=bool) if decoding_R is None else decoding_R
-            state.note_short_reads(
-                self.contexts_R, scheduled_R if self.dense_R is None else scheduled_R & ~self.dense_R
-            )
-
-    def _decoding_R(self) -> np.ndarray | None:
-        """Which of the rows decode; None where all of them do."""
-        there_R = self.contexts_R > 0 if self.padded else None
-        if self.whole_R is None:
-            return there_R
-        return ~self.whole_R if there_R is None else there_R & ~self.whole_R
+        state.begin_step(contexts_R, self.dense_R, may_replay)
 
 
 def _ends_of_prompts(alone_R: np.ndarray, prefilling: Any) -> np.ndarray | None:
@@ -143,7 +126,7 @@ def _ends_of_prompts(alone_R: np.ndarray, prefilling: Any) -> np.ndarray | None:
     return alone_R if alone_R.any() else None
 
 
-def _of_rows(known: np.ndarray, rows: int, dtype: type) -> np.ndarray:
+def _of_rows(known: np.ndarray, rows: int, dtype: np.typing.DTypeLike) -> np.ndarray:
     """Of so many rows, what is known of the first ones; 0 of those behind them, which are padding. It may be the caller's
     memory, which the next step overwrites: to be read at once, and not to be written."""
     if len(known) >= rows:

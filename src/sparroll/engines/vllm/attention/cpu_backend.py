@@ -69,7 +69,7 @@ class SparseCPUMetadataBuilder(CPUAttentionMetadataBuilder):
         whole.sparroll = None
         if not self.ours:
             return whole
-        rows = Rows.of(common, STATE.dense_rows).checked(STATE)
+        rows = Rows.of(common, STATE.dense_rows, STATE.row_names).checked(STATE)
         rows.count(STATE)
         if STATE.step_is_whole:
             return whole

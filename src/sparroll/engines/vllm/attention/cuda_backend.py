@@ -191,7 +191,7 @@ class SparseMetadataBuilder(FlashAttentionMetadataBuilder):
     def build(
         self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
     ) -> FlashAttentionMetadata:
-        rows = Rows.of(common_attn_metadata, STATE.dense_rows).checked(STATE)
+        rows = Rows.of(common_attn_metadata, STATE.dense_rows, STATE.row_names).checked(STATE)
         rows.count(STATE, may_replay=self._may_replay(rows))
         return self._plan(common_prefix_len, common_attn_metadata, fast_build, rows, captures=False)
 

@@ -8,6 +8,7 @@ from typing import Any
 from vllm.v1.worker.gpu_worker import Worker
 
 from sparroll.engines.vllm.attention import whole_graphs
+from sparroll.engines.vllm.attention.landmarks import spare_metadata
 from sparroll.engines.vllm.attention.state import STATE
 from sparroll.engines.vllm.scores import in_vllm
 from sparroll.engines.vllm.worker import WorkerExtension
@@ -26,6 +27,7 @@ class SparseWorker(Worker, WorkerExtension):
         # The older runner has a sampler of its own.
         if self.use_v2_model_runner and in_vllm.take_over():
             in_vllm.compile_ahead(model.get_vocab_size(), model.dtype, self.device)
+        spare_metadata(self.model_runner)
         if STATE.has_index and whole_graphs.has_graphs(self.model_runner):
             whole_graphs.capture_both(self.model_runner.cudagraph_manager, STATE)
         done = super().compile_or_warm_up_model()

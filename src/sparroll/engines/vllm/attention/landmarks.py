@@ -80,7 +80,8 @@ class RowsLayer(AttentionLayerBase):
 
 
 class IndexMetadataBuilder(AttentionMetadataBuilder[AttentionMetadata]):
-    """Builds empty metadata: these layers are written and read by the attention layer beside them."""
+    """Builds empty metadata, until `spare_metadata`: these layers are written and read by the attention layer beside
+    them."""
 
     _cudagraph_support = AttentionCGSupport.ALWAYS
 
@@ -152,3 +153,10 @@ def add_index_layers(vllm_config: Any, impl_class: type, selector: Selector | No
             if impl.groups is None:
                 impl.groups = RowsLayer.of_groups(impl.num_kv_heads, impl.head_size, selector)
             layers[name + GROUPS_SUFFIX] = impl.groups
+
+
+def spare_metadata(runner: Any) -> None:
+    """Have vLLM's model runner build no metadata for layers of rows, which nobody reads: it would do so in each step, and a
+    step of a small model waits for the host. Called once the runner has its KV cache."""
+    for groups in runner.attn_groups:
+        groups[:] = [group for group in groups if not issubclass(group.backend, IndexBackend)]

@@ -8,7 +8,8 @@ are counted many at a time.
 """
 
 # R rows of a step, S schedule steps, L layers of the model, dense ones included, P parts of the schedule and before them one
-# of the dense layers, U tokens of a context; of 2, rows that leave tokens out and these tokens
+# of the dense layers, U tokens of a context, X rows of several steps; of 2, rows that leave tokens out
+# and these tokens
 
 from __future__ import annotations
 
@@ -39,12 +40,12 @@ NOTHING = np.zeros((2, 1), dtype=np.int64)
 NOTHING.flags.writeable = False
 
 
-def least_most_total(numbers_R: np.ndarray) -> tuple[int, int, int]:
-    """The least, the largest and the sum of some integers; 0 of none."""
+def most_and_total(numbers_R: np.ndarray) -> tuple[int, int]:
+    """The largest and the sum of some integers; 0 of none."""
     if len(numbers_R) > FEW_ROWS:
-        return int(numbers_R.min()), int(numbers_R.max()), int(numbers_R.sum())
+        return int(numbers_R.max()), int(numbers_R.sum())
     numbers = numbers_R.tolist() or [0]
-    return min(numbers), max(numbers), sum(numbers)
+    return max(numbers), sum(numbers)
 
 
 @dataclass(frozen=True)
@@ -111,9 +112,9 @@ class BegunStep:
     """A step whose metadata was built. The last one is under way, and others wait until they are counted."""
 
     contexts_R: np.ndarray
-    """Contexts of its decode rows."""
+    """Contexts of its decode rows; 0 for rows that are none."""
     dense_R: np.ndarray | None
-    """Which of these belong to dense requests; None where none does."""
+    """Which rows belong to dense requests; None where none does."""
     not_decoding: DecodeRows
     """Those of the rows that look like decode rows and are none."""
     may_replay: bool
@@ -362,14 +363,16 @@ class State:
         return np.tensordot(layers_P, self._left_out(contexts)[1], axes=1)
 
     def begin_step(self, contexts_R: np.ndarray, dense_R: np.ndarray | None, may_replay: bool) -> None:
-        """The metadata of a step is being built: these are the contexts of its decode rows, which may be vLLM's memory, and
-        which of them belong to dense requests (None: none). may_replay: whether a full CUDA graph may run the step. From
-        here on `step_is_whole` is about this step: it is true where no row leaves anything out, or the step is a short one,
-        if a graph that may run it has no plan either."""
+        """The metadata of a step is being built: these are the contexts of its decode rows, and 0 for rows that are none
+        (it may be vLLM's memory), and which of them belong to dense requests (None: none). may_replay: whether a full CUDA
+        graph may run the step. From here on `step_is_whole` is about this step: it is true where no row leaves anything
+        out, or the step is a short one, if a graph that may run it has no plan either."""
         self._end_step()
-        _, most, total = least_most_total(contexts_R)
+        most, total = most_and_total(contexts_R)
         reads_all = total <= self.short_step_tokens or not self._leaves_out(contexts_R, dense_R, most)
         self.step_is_whole = reads_all and (bool(self.captured_whole) or not may_replay)
+        if self.step_is_whole and self.short_reads is not None and self.row_names is not None:
+            self._note_short_reads(contexts_R if dense_R is None else np.where(dense_R, 0, contexts_R))
         not_decoding, self._not_decoding = self._not_decoding, NO_ROWS
         self._step = BegunStep(contexts_R.copy(), dense_R, not_decoding, may_replay, self.step_is_whole)
 
@@ -384,14 +387,13 @@ class State:
             return True
         return bool(self._in_part_U[contexts_R].any())
 
-    def note_short_reads(self, contexts_R: np.ndarray, schedule_R: np.ndarray) -> None:
-        """Note what rows of the step read beyond the schedule because the step is short. contexts_R: of its first rows.
-        schedule_R: which of them the schedule applies to."""
-        if not self.step_is_whole or self.short_reads is None or self.row_names is None:
-            return
-        beyond_R = self.unread_tokens(np.where(schedule_R, contexts_R, 0))
+    def _note_short_reads(self, contexts_R: np.ndarray) -> None:
+        """Note what rows of a whole step read beyond the schedule. contexts_R: of those that the schedule applies to."""
+        assert self.short_reads is not None and self.row_names is not None, (
+            "nobody asks, or nobody says whose the rows are"
+        )
         # Rows behind those of the requests are padding.
-        for name, tokens in zip(self.row_names, beyond_R.tolist(), strict=False):
+        for name, tokens in zip(self.row_names, self.unread_tokens(contexts_R).tolist(), strict=False):
             if tokens:
                 self.short_reads[name] = self.short_reads.get(name, 0) + tokens
 
@@ -485,13 +487,13 @@ class State:
 
     def _count(self, steps: Sequence[BegunStep], ran: dict[int, str], whole: bool) -> None:
         """Count the rows of these steps, and for each layer what it ran in them. whole: whether they had no plan."""
-        dense_R = None
+        contexts_X, dense_X = np.concatenate([step.contexts_R for step in steps]), None
         if any(step.dense_R is not None for step in steps):
-            none = (np.zeros(len(step.contexts_R), dtype=bool) for step in steps)
-            dense_R = np.concatenate(
-                [no if s.dense_R is None else s.dense_R for s, no in zip(steps, none, strict=True)]
+            dense_X = np.concatenate(
+                [np.zeros(len(s.contexts_R), bool) if s.dense_R is None else s.dense_R for s in steps]
             )
-        rows = self.decode_rows(np.concatenate([step.contexts_R for step in steps]), dense_R)
+            dense_X = dense_X[contexts_X > 0]
+        rows = self.decode_rows(contexts_X[contexts_X > 0], dense_X)
         for step in steps:
             if step.not_decoding is not NO_ROWS:
                 rows += -step.not_decoding
