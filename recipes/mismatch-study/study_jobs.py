@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import socket
 import subprocess
 import time
 import traceback
@@ -19,9 +20,11 @@ GRACE_SECONDS = 45
 """What an interrupted job gets to save."""
 LEAST_SECONDS = 45.0
 """No job is begun with less time before the deadline."""
-FIRST_PORT, PORTS_OF_A_JOB = 20_000, 64
+FIRST_PORT, PORTS_OF_A_CALL, PORTS_OF_A_JOB = 20_000, 2048, 64
 """Where a job's engine looks for free ports. Engines that start in the same moment would else choose the same one; below
-the ports that a system gives away by itself, nobody else takes them."""
+the ports that a system gives away by itself, nobody else takes them. Calls that run at the same time have ports of their
+own."""
+MOST_CALLS = 6
 
 
 @dataclass
@@ -99,6 +102,7 @@ def run_jobs(
     places: list[int | None] = list(gpus) or [None]
     waiting, running, outcomes = list(jobs), [], {}
     interrupted = False
+    ports = _claim_ports()
     try:
         while waiting or running:
             now = clock()
@@ -116,7 +120,7 @@ def run_jobs(
             if now >= deadline or (not running and now >= deadline - least_seconds):
                 break
             if now < deadline - least_seconds:
-                _start(waiting, running, places, at_once, threads)
+                _start(waiting, running, places, at_once, threads, ports.getsockname()[1])
             if waiting and not running and all(job.blocked() for job in waiting):
                 for job in waiting:
                     outcomes[job.name] = Outcome("failed", "what it waits for did not come")
@@ -127,13 +131,29 @@ def run_jobs(
     finally:
         _interrupt(running)
         _reap(running, outcomes, interrupted=True)
+        ports.close()
         on_change(outcomes)
     if interrupted:
         raise KeyboardInterrupt
     return outcomes
 
 
-def _start(waiting: list[Job], running: list[_Running], places: list[int | None], at_once: int, threads: int) -> None:
+def _claim_ports() -> socket.socket:
+    """Holds the first port of those that jobs of this call may take: as long as it is open, no other call takes them. Raises
+    UserError where too many calls run."""
+    for call in range(MOST_CALLS):
+        held = socket.socket()
+        try:
+            held.bind(("127.0.0.1", FIRST_PORT + PORTS_OF_A_CALL * call))
+            return held
+        except OSError:
+            held.close()
+    raise UserError(f"{MOST_CALLS} calls run on this machine already, and each needs ports", "wait until one has ended")
+
+
+def _start(
+    waiting: list[Job], running: list[_Running], places: list[int | None], at_once: int, threads: int, claimed_port: int
+) -> None:
     """The next jobs that may run, each on the GPU with the fewest."""
     for job in [job for job in waiting if not job.blocked()]:
         load = {place: sum(each.gpu == place for each in running) for place in places}
@@ -143,7 +163,7 @@ def _start(waiting: list[Job], running: list[_Running], places: list[int | None]
         environment = os.environ | {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
         environment["CUDA_VISIBLE_DEVICES"] = "" if place is None else visible_device(place)
         number = min(set(range(len(running) + 1)) - {each.number for each in running})
-        environment.setdefault("VLLM_PORT", str(FIRST_PORT + PORTS_OF_A_JOB * number))
+        environment.setdefault("VLLM_PORT", str(claimed_port + PORTS_OF_A_JOB * (1 + number)))
         job.log.parent.mkdir(parents=True, exist_ok=True)
         with job.log.open("ab") as log:
             # A session of its own: Ctrl-C reaches this process, which passes it on once.

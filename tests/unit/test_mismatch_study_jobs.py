@@ -165,10 +165,22 @@ while sys.argv[1] != "third" and not ((folder / "first").exists() and (folder / 
     made = [Job(name, [sys.executable, "-c", code, name], tmp_path / f"{name}.log") for name in names]
     run_jobs(made, gpus=[], at_once=2, deadline=soon())
     first, second, third = (int((tmp_path / name).read_text()) for name in names)
-    assert {first, second} == {20_000, 20_064} and third in (first, second)
+    assert abs(first - second) == study_jobs.PORTS_OF_A_JOB and third in (first, second)
     monkeypatch.setenv("VLLM_PORT", "31000")
     run_jobs(made[2:], gpus=[], at_once=1, deadline=soon())
     assert (tmp_path / "third").read_text() == "31000"
+
+
+def test_calls_that_run_at_a_time_have_ports_of_their_own(tmp_path, monkeypatch) -> None:
+    monkeypatch.delenv("VLLM_PORT", raising=False)
+    made = job(tmp_path, "job", "import os; print(os.environ['VLLM_PORT'])")
+    with study_jobs._claim_ports() as other:
+        run_jobs([made], gpus=[], at_once=1, deadline=soon())
+        taken = range(other.getsockname()[1], other.getsockname()[1] + study_jobs.PORTS_OF_A_CALL)
+    assert int(made.log.read_text()) not in taken
+    monkeypatch.setattr(study_jobs, "MOST_CALLS", 0)
+    with pytest.raises(UserError, match="calls run on this machine already"):
+        run_jobs([made], gpus=[], at_once=1, deadline=soon())
 
 
 def test_gpus_for_a_study_on_the_cpu_are_refused() -> None:
