@@ -10,7 +10,18 @@ from typing import Any
 from claim_words import Claims, Figures, bare, down, up
 from claims_study import KIND, changes, gain, means, row_of
 from record_tables import results
-from render_study import CHECK_GRID, DRAFT_UNITS, DRAFTS, STUDY_CHECKS, TINY_CHECKS, UNIT_CHECKS, VERIFIED
+from render_study import (
+    CHECK_GRID,
+    DRAFT_UNITS,
+    DRAFTS,
+    LARGE_DRAFTS,
+    MIDDLE_DRAFTS,
+    STUDIES,
+    STUDY_CHECKS,
+    TINY_CHECKS,
+    UNIT_CHECKS,
+    VERIFIED,
+)
 
 
 def _changes(found: dict[str, Any], row: str) -> list[float]:
@@ -93,6 +104,36 @@ def draft_units() -> Figures:
     }
 
 
+def draft_budgets() -> Figures:
+    """The same drafts with 512 tokens, and with 256 as far as they went until the clock cut them; by then, those of 512 and
+    dense rollouts, too."""
+    halfway = 30
+    large, middle = (results(each, KIND) for each in (LARGE_DRAFTS, MIDDLE_DRAFTS))
+    ends = _changes(large, "quantized-4x4-512-wide-verified")
+
+    def mean(found: dict[str, Any], name: str) -> float:
+        return statistics.mean(value for run in found["runs"] for value in run["series"][name] if value is not None)
+
+    def by_halfway(runs: list[dict[str, Any]]) -> str:
+        reached = [{step: value for step, value, *_ in run["dense_accuracy"]} for run in runs]
+        return gain(statistics.mean(each[halfway] - each[0] for each in reached))
+
+    return {
+        "large": gain(statistics.mean(ends)),
+        "large_low": gain(min(ends)),
+        "large_high": gain(max(ends)),
+        "dense": verified()["dense"],
+        "read": up(100 * mean(large, "rollout/kv_read_share")),
+        "cut": up(1000 * mean(large, "check/cut_share"), 1),
+        "middle_steps": str(min(run["steps"] for run in middle["runs"])),
+        "middle": by_halfway(middle["runs"]),
+        "large_by_then": by_halfway(large["runs"]),
+        "dense_by_then": by_halfway([run for run in results(STUDIES[60], KIND)["runs"] if run["row"] == "dense"]),
+        "middle_cut": up(1000 * mean(middle, "check/cut_share"), 1),
+        "middle_read": up(100 * mean(middle, "rollout/kv_read_share")),
+    }
+
+
 def study_checks() -> Figures:
     """Rewards of the study's model under checks of every window and floor."""
     rows = {row["sampler"]: row for row in results(STUDY_CHECKS, "study-checks")["rows"]}
@@ -158,6 +199,11 @@ PAGES: Mapping[str, Claims] = {
         "were cut.": draft_units,
         "cut by the clock after {larger_steps} steps) had gained {larger} after 30 steps, but {larger_cut} % of the "
         "windows are cut, and {larger_drafted} tokens are drafted for each that stands (": draft_units,
+        "They gained {large} ({large_low} to {large_high}), and dense rollouts {dense}; {cut} windows in 1,000 were cut, "
+        "and {read} % of the cache was read": draft_budgets,
+        "256 tokens (1,024 in layers 0 and 1) were cut by the clock after {middle_steps} steps: they had gained {middle} "
+        "after 30, where those of 512 had gained {large_by_then} and dense rollouts {dense_by_then}, with {middle_cut} "
+        "windows in 1,000 cut and {middle_read} % of the cache read": draft_budgets,
         "of the first row solve {solved} of 128 problems and dense rollouts {solved_dense}": draft_units,
         "between 128 tokens everywhere ({usual}) and dense rollouts ({dense}): windows of 32 gained {short} at floor .1 and "
         "{strict} at .5, windows of 64 {higher} at .1, although the KL fell to {kl} at floor .5. Seeds of one row lie "
