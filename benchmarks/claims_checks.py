@@ -153,9 +153,6 @@ def checked_larger_units_h200() -> Figures:
             of = [run for run in runs if run["set"] == name and run["schedule"] == f"wide-{budget}-4x4"]
             fewest = max(of, key=lambda run: run["kept_share_forced"])
             figures[f"{name}_{budget}"] = down(fewest["of_dense"], 2)
-            figures[f"{name}_{budget}_more_cut"] = down(
-                min(of, key=lambda run: run["kept_share_forced"])["of_dense"], 2
-            )
     fewest = [run for run in runs if run["kept_share_forced"] == max(each["kept_share_forced"] for each in runs)]
     cuts = [statistics.mean(cell["cut_share"] for cell in moments_of(run, cells)) for run in fewest]
     return figures | {"cut_least": up(100 * min(cuts), 1), "cut_most": up(100 * max(cuts), 1)}

@@ -20,7 +20,7 @@ GRACE_SECONDS = 45
 """What an interrupted job gets to save."""
 LEAST_SECONDS = 45.0
 """No job is begun with less time before the deadline."""
-FIRST_PORT, PORTS_OF_A_CALL, PORTS_OF_A_JOB = 20_000, 2048, 64
+FIRST_PORT, PORTS_OF_A_CALL, PORTS_OF_A_JOB = 20_000, 2048, 32
 """Where a job's engine looks for free ports. Engines that start in the same moment would else choose the same one; below
 the ports that a system gives away by itself, nobody else takes them. Calls that run at the same time have ports of their
 own."""
@@ -102,7 +102,7 @@ def run_jobs(
     places: list[int | None] = list(gpus) or [None]
     waiting, running, outcomes = list(jobs), [], {}
     interrupted = False
-    ports = _claim_ports()
+    ports = None if "VLLM_PORT" in os.environ else _claim_ports(at_once * len(places))
     try:
         while waiting or running:
             now = clock()
@@ -120,7 +120,7 @@ def run_jobs(
             if now >= deadline or (not running and now >= deadline - least_seconds):
                 break
             if now < deadline - least_seconds:
-                _start(waiting, running, places, at_once, threads, ports.getsockname()[1])
+                _start(waiting, running, places, at_once, threads, ports)
             if waiting and not running and all(job.blocked() for job in waiting):
                 for job in waiting:
                     outcomes[job.name] = Outcome("failed", "what it waits for did not come")
@@ -131,16 +131,22 @@ def run_jobs(
     finally:
         _interrupt(running)
         _reap(running, outcomes, interrupted=True)
-        ports.close()
+        if ports is not None:
+            ports.close()
         on_change(outcomes)
     if interrupted:
         raise KeyboardInterrupt
     return outcomes
 
 
-def _claim_ports() -> socket.socket:
-    """Holds the first port of those that jobs of this call may take: as long as it is open, no other call takes them. Raises
-    UserError where too many calls run."""
+def _claim_ports(jobs: int) -> socket.socket:
+    """Holds the first port of those that this call's jobs may take, of which so many run at a time: as long as it is open,
+    no other call takes them. Raises UserError where too many jobs or calls run."""
+    if PORTS_OF_A_JOB * (1 + jobs) > PORTS_OF_A_CALL:
+        most = PORTS_OF_A_CALL // PORTS_OF_A_JOB - 1
+        raise UserError(
+            f"{jobs} jobs at a time have no ports for their engines: there are some for {most}", "lower --at-once"
+        )
     for call in range(MOST_CALLS):
         held = socket.socket()
         try:
@@ -152,7 +158,12 @@ def _claim_ports() -> socket.socket:
 
 
 def _start(
-    waiting: list[Job], running: list[_Running], places: list[int | None], at_once: int, threads: int, claimed_port: int
+    waiting: list[Job],
+    running: list[_Running],
+    places: list[int | None],
+    at_once: int,
+    threads: int,
+    ports: socket.socket | None,
 ) -> None:
     """The next jobs that may run, each on the GPU with the fewest."""
     for job in [job for job in waiting if not job.blocked()]:
@@ -163,7 +174,8 @@ def _start(
         environment = os.environ | {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
         environment["CUDA_VISIBLE_DEVICES"] = "" if place is None else visible_device(place)
         number = min(set(range(len(running) + 1)) - {each.number for each in running})
-        environment.setdefault("VLLM_PORT", str(claimed_port + PORTS_OF_A_JOB * (1 + number)))
+        if ports is not None:
+            environment["VLLM_PORT"] = str(ports.getsockname()[1] + PORTS_OF_A_JOB * (1 + number))
         job.log.parent.mkdir(parents=True, exist_ok=True)
         with job.log.open("ab") as log:
             # A session of its own: Ctrl-C reaches this process, which passes it on once.

@@ -174,13 +174,15 @@ while sys.argv[1] != "third" and not ((folder / "first").exists() and (folder / 
 def test_calls_that_run_at_a_time_have_ports_of_their_own(tmp_path, monkeypatch) -> None:
     monkeypatch.delenv("VLLM_PORT", raising=False)
     made = job(tmp_path, "job", "import os; print(os.environ['VLLM_PORT'])")
-    with study_jobs._claim_ports() as other:
+    with study_jobs._claim_ports(1) as other:
         run_jobs([made], gpus=[], at_once=1, deadline=soon())
         taken = range(other.getsockname()[1], other.getsockname()[1] + study_jobs.PORTS_OF_A_CALL)
     assert int(made.log.read_text()) not in taken
     monkeypatch.setattr(study_jobs, "MOST_CALLS", 0)
     with pytest.raises(UserError, match="calls run on this machine already"):
         run_jobs([made], gpus=[], at_once=1, deadline=soon())
+    with pytest.raises(UserError, match="64 jobs at a time have no ports for their engines: there are some for 63"):
+        run_jobs([made], gpus=[0, 1], at_once=32, deadline=soon())
 
 
 def test_gpus_for_a_study_on_the_cpu_are_refused() -> None:

@@ -17,7 +17,14 @@ from sparroll.attention.selectors import PageMean
 from sparroll.engines.report import LayerReport
 from sparroll.engines.vllm.arguments import widest
 from sparroll.engines.vllm.attention.batch import Rows
-from sparroll.engines.vllm.attention.state import FEW_ROWS, NOTHING, UNLIMITED, State, most_and_total
+from sparroll.engines.vllm.attention.state import (
+    FEW_ROWS,
+    NOTHING,
+    STEPS_AT_ONCE,
+    UNLIMITED,
+    State,
+    most_and_total,
+)
 from sparroll.errors import UserError
 from sparroll.schedule import Step
 
@@ -434,6 +441,55 @@ def test_a_captured_layer_that_is_not_entered_in_a_step_without_graphs_ran_somet
     run_step(state, [301], {}, may_replay=False)
     layers = state.report().layers
     assert (layers[2].sparse_steps, layers[3].sparse_steps, layers[3].dense_steps) == (1, 0, 0)
+
+
+def test_steps_that_graphs_ran_are_counted_as_each_would_be_alone() -> None:
+    drawn = np.random.default_rng(0)
+    alone, together = started(GROUPED), started(GROUPED)
+    captured = {0: "dense", 1: "dense", **dict.fromkeys(range(2, 6), "triton")}
+    together.captured = captured
+    for step in range(2 * STEPS_AT_ONCE + 1):
+        # The last one is no decode row.
+        contexts = np.append(drawn.integers(1, 400, size=drawn.integers(1, 6)), 0)
+        dense = drawn.random(len(contexts)) < 0.3 if step % 3 == 0 else None
+        for state in (alone, together):
+            if step % 7 == 0:
+                state.take_back(state.decode_rows(contexts[:1], None if dense is None else dense[:1]))
+            state.begin_step(contexts, dense, may_replay=state is together)
+        for layer, attention in captured.items():
+            alone.layer_ran(layer, attention)
+        if step == STEPS_AT_ONCE + 5:
+            assert together.report() == alone.report()
+    found, expected = together.decoded, alone.decoded
+    assert (found.rows, found.context_tokens, found.dense_rows) == (
+        expected.rows, expected.context_tokens, expected.dense_rows
+    )  # fmt: skip
+    assert found.rows > 500 and found.dense_rows > 50
+    assert together.report() == alone.report()
+
+
+def test_steps_that_graphs_ran_count_under_the_schedule_that_they_ran_with() -> None:
+    state = started()
+    state.captured = dict.fromkeys(range(6), "triton")
+    run_step(state, [300], {}, may_replay=True)
+    state.set_schedule(Schedule.fixed(256))
+    run_step(state, [300], {}, may_replay=True)
+    assert state.report().layers[2].read_tokens == (128 - 4) + (256 - 4)
+
+
+def test_a_new_engine_is_told_again_which_rows_read_everything() -> None:
+    state = started()
+    assert budgets(state, [300, 300], [False, True])[2] == [128, UNLIMITED]
+    state.configure(RISING, 6, "cpu")
+    assert budgets(state, [300, 300], [False, True])[2] == [128, UNLIMITED]
+
+
+def test_names_that_a_dummy_step_does_not_have_are_no_rows() -> None:
+    # As vLLM's V1 runner leaves the lengths behind the rows of such a step.
+    rows = Rows.of(Common.of([1, 1], [300, 0], [False] * 2), None, ["a", "b", "c"])
+    state = started()
+    rows.count(state)
+    assert rows.decodes == 2 and state.decoded.rows == 1
 
 
 def test_rows_that_only_repeat_a_token_count_for_no_layer() -> None:

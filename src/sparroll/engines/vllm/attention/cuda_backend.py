@@ -42,7 +42,7 @@ from sparroll.errors import UserError
 
 @dataclass
 class Workspace:
-    """Device memory that all sparse layers share. Its contents are needed only within a layer, except for what `build`
+    """Device memory that all sparse layers share. Its contents are needed only within a layer, except for what the first one
     writes anew in each step, so an engine may wake from sleep with other contents. What `apart` holds is allocated at the
     first step, and sleep does not touch it."""
 
@@ -216,7 +216,7 @@ class SparseMetadataBuilder(FlashAttentionMetadataBuilder):
             return whole
         assert _workspace is not None, "metadata is built before any layer exists"
         count = rows.decodes
-        # A capture runs nothing, so it needs no rows.
+        # The rows of a capture are dummies: none of them has to read everything.
         STATE.begin_budgets(None if captures else rows.reads_all_R, _workspace.kv_budget_tokens_LR.shape[1])
         whole.sparroll = StepPlan(
             decodes=count,
@@ -420,7 +420,7 @@ class SparseImpl(SparseLayer, FlashAttentionImpl):
 
 def _plan_layers(plan: StepPlan, selector: Selector, work: Workspace) -> None:
     """Compute what the sparse layers of a step need to know of it. The first of them does so, and not what builds the
-    metadata: in a CUDA graph it costs the host nothing."""
+    metadata: inside a CUDA graph it costs the host nothing."""
     contexts_R, budgets_LR, most_units = plan.context_tokens_R, plan.kv_budget_tokens_LR, work.unit_ids_RHN.shape[2]
     STATE.budgets(contexts_R, budgets_LR)
     paged.plan_layers(contexts_R, budgets_LR, selector, most_units, work.plans)

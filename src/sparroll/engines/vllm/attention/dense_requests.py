@@ -2,8 +2,9 @@
 not imported; its SamplingParams and model runners are read by name.
 
 The flag travels in a request's SamplingParams. The worker notes it when the scheduler first sends the request
-(preemptions.py), and tells the state about its rows before the metadata of a step is built. There such a row gets a
-budget above every context, as the end of a prompt does, in the tensor that CUDA graphs read.
+(preemptions.py), and tells the state about its rows before the metadata of a step is built. They are marked in a tensor,
+as the ends of prompts are, and the first sparse layer, which may be part of a CUDA graph, gives marked rows a budget above
+every context.
 """
 
 # R rows of a step (requests)
