@@ -202,8 +202,8 @@ PAGES: Mapping[str, Claims] = {
         "It gained {large} ({large_low} to {large_high}), and dense rollouts {dense}; {read} % of the cache was "
         "read": draft_budgets,
         "256 tokens (1,024 in layers 0 and 1) were cut by the clock after {middle_steps} to {middle_most_steps} steps: they "
-        "had gained {middle} after 30, where those of 512 had gained {large_by_then} and dense rollouts {dense_by_then}, with {middle_cut} "
-        "windows in 1,000 cut and {middle_read} % of the cache read": draft_budgets,
+        "had gained {middle} after 30, where those of 512 had gained {large_by_then} and dense rollouts {dense_by_then}, "
+        "with {middle_cut} windows in 1,000 cut and {middle_read} % of the cache read": draft_budgets,
         "of the first row solve {solved} of 128 problems and dense rollouts {solved_dense}": draft_units,
         "between 128 tokens everywhere ({usual}) and dense rollouts ({dense}): windows of 32 gained {short} at floor .1 and "
         "{strict} at .5, windows of 64 {higher} at .1, although the KL fell to {kl} at floor .5. Seeds of one row lie "

@@ -54,7 +54,7 @@ class Rows:
     @staticmethod
     def of(common: Any, dense_rows: np.ndarray | None = None, names: Sequence[str] | None = None) -> Rows:
         """From vLLM's CommonAttentionMetadata, whose rows are ordered by a reorder threshold of 1. dense_rows, names: see
-        State.dense_rows and row_names. Rows behind the names are padding. A dummy step may have fewer rows than names; vLLM's
+        State.dense_rows and row_names. Rows behind the names are padding. A dummy step may have fewer rows than names; the
         lengths are 0 there."""
         count, lengths = common.num_reqs, compat.host_lengths(common)
         if names and common.max_query_len == 1:
