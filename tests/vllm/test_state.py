@@ -19,7 +19,6 @@ from sparroll.engines.vllm.arguments import widest
 from sparroll.engines.vllm.attention.batch import Rows
 from sparroll.engines.vllm.attention.state import (
     FEW_ROWS,
-    NOTHING,
     STEPS_AT_ONCE,
     UNLIMITED,
     State,
@@ -98,7 +97,6 @@ def test_what_rows_read_is_looked_up_however_long_their_contexts_grow() -> None:
         assert (rows.context_tokens, rows.dense_rows, rows.dense_context_tokens) == (2 * context + 1, 1, context + 1)
         both = np.array([[context], [7]])
         assert (state.unread_tokens(both) == grouped.unread_tokens(both, 6)).all()
-        assert (rows.left_out_2L is NOTHING) == (sum(sparse_L) == 0)
     none = state.decode_rows(np.zeros(0, dtype=np.int64))
     assert none.rows == none.context_tokens == 0 and not none.sparse_L.any()
 

@@ -55,8 +55,7 @@ class DecodeRows:
     rows: int = 0
     context_tokens: int = 0
     left_out_2L: np.ndarray = field(default_factory=lambda: NOTHING)
-    """In each layer, how many rows read a part of their context, and how many tokens these leave out; NOTHING where none
-    does in any."""
+    """In each layer, how many rows read a part of their context, and how many tokens these leave out."""
     dense_rows: int = 0
     """Those of the rows that belong to dense requests. They read everything in every layer."""
     dense_context_tokens: int = 0
@@ -336,8 +335,7 @@ class State:
             dense_R = np.broadcast_to(dense_R, contexts_R.shape)
             left_out_2PR = np.where(dense_R, 0, left_out_2PR)
             dense = (int(dense_R.sum()), int(contexts_R[dense_R].sum()))
-        left_out_2P = left_out_2PR.sum(axis=2)
-        left_out_2L = left_out_2P[:, self._part_L] if left_out_2P.any() else NOTHING
+        left_out_2L = left_out_2PR.sum(axis=2)[:, self._part_L]
         return DecodeRows(len(contexts_R), int(contexts_R.sum()), left_out_2L, *dense)
 
     def _left_out(self, contexts: np.ndarray) -> np.ndarray:
