@@ -16,8 +16,9 @@ from sparroll.attention.decode import paged, paged_reference
 from sparroll.attention.decode.workspace import PEAK_UNITS
 from sparroll.attention.selectors import PageMean, QuantizedMean, Quest, Remainder, Selector
 from sparroll.engines.vllm import compat
+from sparroll.engines.vllm.attention.device_budgets import UNLIMITED
 from sparroll.engines.vllm.attention.pages import HeadPages
-from sparroll.engines.vllm.attention.state import STATE, UNLIMITED
+from sparroll.engines.vllm.attention.state import STATE
 from sparroll.schedule import Step
 from vllm_runs import needs_vllm
 

@@ -234,7 +234,7 @@ def test_what_requests_read_in_short_steps_is_kept_by_their_names(state: State, 
     assert state.take_short_reads() == {}
     run()
     builds = len(noted) // 2
-    beyond = {name: int(state.unread_tokens(np.array([tokens]))[0]) for name, tokens in (("b", 100), ("a", 300))}
+    beyond = {name: int(state.reads.unread_tokens(np.array([tokens]))[0]) for name, tokens in (("b", 100), ("a", 300))}
     assert all(beyond.values())
     assert state.take_short_reads() == {name: builds * tokens for name, tokens in beyond.items()}
     state.short_step_tokens = 0

@@ -27,7 +27,7 @@ from sparroll.engines.prompt_encoder import response_text
 from sparroll.engines.report import EngineReport, LayerReport
 from sparroll.engines.vllm import launch, model_files, outputs, requests, rescoring
 from sparroll.engines.vllm.arguments import check_short_steps, llm_arguments, settings_of, whole_prompts, widest
-from sparroll.engines.vllm.attention.state import MOST_STEPS, check_fits_engine
+from sparroll.engines.vllm.capacity import check_fits_engine
 from sparroll.engines.vllm.step_check import check_ran
 from sparroll.engines.weights import check_version, checked, expected_shapes
 from sparroll.errors import UserError
@@ -195,8 +195,6 @@ class VLLMEngine(Engine):
             )
         schedule.check_model(self.model_name, fingerprint.of_config(self.config))
         schedule.check_layers(self.layers)
-        if len(schedule.steps) > MOST_STEPS:
-            raise UserError(f"vLLM takes schedules of up to {MOST_STEPS} steps, got {len(schedule.steps)}")
         started = self._capacity if capacity is None else widest(capacity, self.context_limit, self.layers)
         check_fits_engine(schedule, started)
 

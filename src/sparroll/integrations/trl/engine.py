@@ -17,7 +17,7 @@ from typing import Any
 
 from sparroll.engines.vllm import outputs, requests, rescoring
 from sparroll.engines.vllm.attention.dense_requests import CACHE_SALT, DENSE_REQUEST
-from sparroll.engines.vllm.attention.state import MOST_STEPS, check_fits_engine
+from sparroll.engines.vllm.capacity import check_fits_engine
 from sparroll.engines.vllm.rescoring import RescoringSettings
 from sparroll.engines.vllm.worker import WorkerExtension
 from sparroll.errors import UserError
@@ -194,7 +194,7 @@ class SparseLLM(MeasuredRounds):
 
     def _set_schedule(self, schedule: Schedule | None) -> None:
         if schedule is not None:
-            check_runnable(schedule, self._capacity)
+            check_fits_engine(schedule, self._capacity)
         super()._set_schedule(schedule)
 
     def _follow(self, schedule: Schedule | None) -> None:
@@ -222,10 +222,3 @@ class SparseLLM(MeasuredRounds):
         self._ask("sparroll_load_weights", named)
         emptied = self._llm.reset_prefix_cache()
         assert emptied, "vLLM kept its prefix cache: requests are still running"
-
-
-def check_runnable(schedule: Schedule, capacity: Schedule) -> None:
-    """Raise UserError where an engine that was started with `capacity` could not run this schedule."""
-    if len(schedule.steps) > MOST_STEPS:
-        raise UserError(f"vLLM takes schedules of up to {MOST_STEPS} steps, got {len(schedule.steps)}")
-    check_fits_engine(schedule, capacity)

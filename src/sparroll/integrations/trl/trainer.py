@@ -23,13 +23,14 @@ from transformers import AutoConfig, TrainerCallback
 from sparroll.control.paired_prompts import REWARD, prompt_name
 from sparroll.engines.vllm import launch, plugin
 from sparroll.engines.vllm.arguments import widest
+from sparroll.engines.vllm.capacity import check_fits_engine
 from sparroll.engines.vllm.settings import SCHEDULE_VARIABLE
 from sparroll.errors import UserError
 from sparroll.integrations import saved_state
 from sparroll.integrations.measured import EngineStep, ran_report
 from sparroll.integrations.tail import State
 from sparroll.integrations.trl import refusals
-from sparroll.integrations.trl.engine import SparseLLM, check_runnable
+from sparroll.integrations.trl.engine import SparseLLM
 from sparroll.integrations.trl.loss import correct_batch, leave_uncorrected
 from sparroll.integrations.trl.round_clock import RoundClock
 from sparroll.integrations.trl.rounds import SamplingRounds
@@ -311,7 +312,7 @@ def _capacity(setup: SparseSetup, config: Any) -> Schedule:
     capacity = widest(setup.capacity(), setup.facts.longest_context_tokens, layers)
     for schedule in setup.schedules():
         schedule.check_layers(layers)
-        check_runnable(schedule, capacity)
+        check_fits_engine(schedule, capacity)
     return capacity
 
 

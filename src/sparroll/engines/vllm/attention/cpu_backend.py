@@ -75,8 +75,8 @@ class SparseCPUMetadataBuilder(CPUAttentionMetadataBuilder):
             return whole
         count, longest = rows.decodes, int(rows.contexts_R.max())
         context_tokens_R = common.seq_lens[:count].to(torch.int32)
-        STATE.begin_budgets(rows.reads_all_R, self.vllm_config.scheduler_config.max_num_seqs)
-        budgets_LR = STATE.budgets(context_tokens_R, torch.empty(STATE.layers, count, dtype=torch.int32))
+        STATE.budgets.begin_step(rows.reads_all_R, self.vllm_config.scheduler_config.max_num_seqs)
+        budgets_LR = STATE.budgets.of_step(context_tokens_R, torch.empty(STATE.layers, count, dtype=torch.int32))
         behind = super().build(0, compat.rows_from(common, count), fast_build) if rows.prefills else None
         whole.sparroll = StepPlan(
             decodes=count,

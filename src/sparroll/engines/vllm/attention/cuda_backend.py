@@ -217,7 +217,7 @@ class SparseMetadataBuilder(FlashAttentionMetadataBuilder):
         assert _workspace is not None, "metadata is built before any layer exists"
         count = rows.decodes
         # The rows of a capture are dummies: none of them has to read everything.
-        STATE.begin_budgets(None if captures else rows.reads_all_R, _workspace.kv_budget_tokens_LR.shape[1])
+        STATE.budgets.begin_step(None if captures else rows.reads_all_R, _workspace.kv_budget_tokens_LR.shape[1])
         whole.sparroll = StepPlan(
             decodes=count,
             prefills=self._prefills(common, count) if rows.prefills else None,
@@ -422,7 +422,7 @@ def _plan_layers(plan: StepPlan, selector: Selector, work: Workspace) -> None:
     """Compute what the sparse layers of a step need to know of it. The first of them does so, and not what builds the
     metadata: inside a CUDA graph it costs the host nothing."""
     contexts_R, budgets_LR, most_units = plan.context_tokens_R, plan.kv_budget_tokens_LR, work.unit_ids_RHN.shape[2]
-    STATE.budgets(contexts_R, budgets_LR)
+    STATE.budgets.of_step(contexts_R, budgets_LR)
     paged.plan_layers(contexts_R, budgets_LR, selector, most_units, work.plans)
     if STATE.attention == "fa3_pages":
         count, heads = plan.decodes, work.read_tokens_LRH.shape[2]

@@ -84,7 +84,7 @@ class Follower:
 def count(request: Resumed, start: int, end: int, state: State) -> None:
     """Count a row of a resumed request, from token `start` to `end`."""
     counters = state.counters
-    decoded = state.decode_rows(np.array([end]), request.dense)
+    decoded = state.reads.decode_rows(np.array([end]), request.dense)
     samples = end == request.known_tokens
     if end - start == 1 and start >= request.prefill_tokens and not state.checks_drafts:
         # The runner and the metadata builder take this for a decode row. Unless it samples, it only repeats a token.

@@ -1,4 +1,4 @@
-"""One object per worker process: the schedule as tensors on the device, and what each layer ran. vLLM is not imported.
+"""One object per worker process: the schedule in force, and what each layer ran under it. vLLM is not imported.
 
 Each step's rows are noted once, when its metadata is built. Which attention read them is said by the layers: a layer
 that is entered says so itself. A step that is replayed from a full CUDA graph enters no layer, and runs what the layers
@@ -7,9 +7,7 @@ which all rows read everything (whole_graphs.py). A step of a small model waits 
 are counted many at a time.
 """
 
-# R rows of a step, S schedule steps, L layers of the model, dense ones included, P parts of the schedule and before them one
-# of the dense layers, U tokens of a context, X rows of several steps; of 2, rows that leave tokens out
-# and these tokens
+# R rows of a step, X rows of several steps, L layers of the model, dense ones included
 
 from __future__ import annotations
 
@@ -18,74 +16,17 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from sparroll.attention.selectors import Selector
 from sparroll.engines.report import EngineReport, LayerReport
+from sparroll.engines.vllm.attention.decode_rows import NO_ROWS, NOTHING, DecodeRows, ReadTables, most_and_total
+from sparroll.engines.vllm.attention.device_budgets import DeviceBudgets
+from sparroll.engines.vllm.capacity import check_fits_engine, check_same_window
 from sparroll.errors import UserError
 from sparroll.schedule import Schedule
 
-_BY_ITSELF = "run the other one by itself: in a command, a run or an engine of its own"
-MOST_STEPS = 64
-FEW_ROWS = 256
-"""Lists of so few numbers are searched and added up faster than arrays, which counts where a step waits for the host."""
 STEPS_AT_ONCE = 128
 """So many steps that graphs ran are counted together."""
-UNLIMITED = 1 << 30
-"""A budget above every context: the row reads everything."""
-
-
-NOTHING = np.zeros((2, 1), dtype=np.int64)
-"""A count of nothing, which can be added to the counts of any number of layers."""
-NOTHING.flags.writeable = False
-
-
-def most_and_total(numbers_R: np.ndarray) -> tuple[int, int]:
-    """The largest and the sum of some integers; 0 of none."""
-    if len(numbers_R) > FEW_ROWS:
-        return int(numbers_R.max()), int(numbers_R.sum())
-    numbers = numbers_R.tolist() or [0]
-    return max(numbers), sum(numbers)
-
-
-@dataclass(frozen=True)
-class DecodeRows:
-    """Decode rows of a step, or of several. A decode row is one new token of one request."""
-
-    rows: int = 0
-    context_tokens: int = 0
-    left_out_2L: np.ndarray = field(default_factory=lambda: NOTHING)
-    """In each layer, how many rows read a part of their context, and how many tokens these leave out."""
-    dense_rows: int = 0
-    """Those of the rows that belong to dense requests. They read everything in every layer."""
-    dense_context_tokens: int = 0
-
-    @property
-    def sparse_L(self) -> np.ndarray:
-        """Rows that read a part of their context, in each layer."""
-        return self.left_out_2L[0]
-
-    @property
-    def unread_tokens_L(self) -> np.ndarray:
-        """Tokens that these rows leave out, in each layer."""
-        return self.left_out_2L[1]
-
-    def __add__(self, other: DecodeRows) -> DecodeRows:
-        return DecodeRows(
-            self.rows + other.rows,
-            self.context_tokens + other.context_tokens,
-            self.left_out_2L + other.left_out_2L,
-            self.dense_rows + other.dense_rows,
-            self.dense_context_tokens + other.dense_context_tokens,
-        )
-
-    def __neg__(self) -> DecodeRows:
-        return DecodeRows(
-            -self.rows, -self.context_tokens, -self.left_out_2L, -self.dense_rows, -self.dense_context_tokens
-        )
-
-
-NO_ROWS = DecodeRows()
 
 
 @dataclass
@@ -162,25 +103,10 @@ class State:
     """Request -> tokens that it read in short steps and that the schedule would have left out, summed over all layers. None
     until somebody asks."""
     index_read_share: dict[int, float] = field(default_factory=dict)
-    _steps_XS: Tensor | None = None
-    """Where the schedule's steps start, and below that the budgets of each layer. Each layer has a row of its own,
-    whatever its group, so that a CUDA graph that knows the row holds for every grouping."""
-    _reads_all_R: Tensor | None = None
-    """[most rows] bool, on the device: which rows of the step whose metadata was built last read everything."""
-    _said_reads_all: bytes = b""
-    """The same as the host said it last; empty where none does."""
-    _parts: list[Schedule] = field(default_factory=list)
-    """What the sparse layers of the schedule in force read: one for each group of layers."""
-    _part_L: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    """The row of `_left_out_2PU` that is each layer's: 0 for dense layers, then those of the parts."""
-    _left_out_2PU: np.ndarray = field(default_factory=lambda: np.zeros((2, 1, 0), dtype=np.int64))
-    """Whether a decode row with U tokens of context leaves any out, and how many: looked up, because that takes a fraction
-    of what the schedule's formula takes. It grows with the contexts, to at most twice the longest: 16 bytes for each of
-    its tokens and groups of layers."""
-    _in_part_U: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=bool))
-    """Whether it leaves any out in some layer."""
-    _whole_tokens: int = -1
-    """None up to this context does, as far as the tables know."""
+    budgets: DeviceBudgets = field(default_factory=lambda: DeviceBudgets(0, torch.device("cpu")))
+    """What layers look up on the device."""
+    reads: ReadTables = field(default_factory=lambda: ReadTables(None, 0))
+    """What the same rows read, as the host counts it."""
     _started_with: Schedule | None = None
     _step: BegunStep | None = None
     _decoded: DecodeRows = NO_ROWS
@@ -208,7 +134,7 @@ class State:
         self.has_index, self.has_workspace = schedule is not None, False
         self.attention, self.short_step_tokens = attention, short_step_tokens
         self._started_with = schedule
-        self._steps_XS, self._reads_all_R, self._said_reads_all = None, None, b""
+        self.budgets = DeviceBudgets(layers, self.device)
         self.index_read_share = {}
         self.captured, self.captured_whole = {}, {}
         self.captures_whole = self.step_is_whole = False
@@ -266,99 +192,13 @@ class State:
                 )
             check_fits_engine(schedule, started)
             if not window_follows:
-                _check_same_window(schedule, started)
+                check_same_window(schedule, started)
             schedule.check_layers(self.layers)
-            if len(schedule.steps) > MOST_STEPS:
-                raise UserError(f"vLLM takes schedules of up to {MOST_STEPS} steps, got {len(schedule.steps)}")
         # Under the schedule that they ran with.
         self._count_all()
         self.schedule = schedule
-        # The device is named because vLLM builds models under another default device.
-        table = torch.full((1 + self.layers, MOST_STEPS), UNLIMITED, dtype=torch.int32, device="cpu")
-        table[0, 0] = 0
-        self._parts, self._part_L = [], np.zeros(self.layers, dtype=np.int64)
-        self._left_out_2PU = np.zeros((2, 1 + len(schedule.groups if schedule else ()), 0), dtype=np.int64)
-        self._in_part_U, self._whole_tokens = np.zeros(0, dtype=bool), -1
-        for layers, part in schedule.parts(self.layers) if schedule else ():
-            self._parts.append(part)
-            self._part_L[list(layers)] = len(self._parts)
-            for number, step in enumerate(part.steps):
-                table[0, number] = step.from_context_tokens
-                table[[1 + layer for layer in layers], number] = step.budgets[0]
-        # A new tensor each time: an upload of the old one may still be under way.
-        self._host_XS = table.pin_memory() if self.device.type == "cuda" else table
-        if self._steps_XS is not None:
-            self._steps_XS.copy_(self._host_XS, non_blocking=True)
-
-    def begin_budgets(self, reads_all_R: np.ndarray | None, most_rows: int) -> None:
-        """Bring what `budgets` looks up to the device, for the step whose metadata is being built. The host does not wait
-        for it. reads_all_R: which of the first rows read everything, whatever their budget; None: none. most_rows: of
-        any step."""
-        if self._steps_XS is None:
-            # Allocated at the first step, because an engine loses in its sleep what was allocated while the model
-            # loads. Inference mode, in which steps run, is left, because its tensors could not be written to later.
-            with torch.inference_mode(False):
-                self._steps_XS = self._host_XS.to(self.device, non_blocking=True)
-                self._reads_all_R = torch.zeros(most_rows, dtype=torch.bool, device=self.device)
-        assert self._reads_all_R is not None, "budgets without rows"
-        said = b"" if reads_all_R is None else reads_all_R.tobytes()
-        if said == self._said_reads_all:
-            return
-        # Rows behind those of this step are told as well: a later step may have more.
-        host_R = torch.zeros(len(self._reads_all_R), dtype=torch.bool, device="cpu")
-        if reads_all_R is not None:
-            host_R[: len(reads_all_R)] = torch.from_numpy(reads_all_R)
-        self._reads_all_R.copy_(host_R.pin_memory() if self.device.type == "cuda" else host_R, non_blocking=True)
-        self._said_reads_all = said
-
-    def budgets(self, context_tokens_R: Tensor, out_LR: Tensor) -> Tensor:
-        """KV budget of each row in each layer, on the device; 0 for padding rows (context 0), and UNLIMITED in dense layers
-        and for rows that read everything. It may be part of a CUDA graph: all that changes from step to step is in tensors
-        that stay where they are (`begin_budgets`)."""
-        assert self._steps_XS is not None and self._reads_all_R is not None, "budgets before their step began"
-        starts_S, budgets_LS = self._steps_XS[0], self._steps_XS[1:]
-        reads_all_R = self._reads_all_R[: len(context_tokens_R)]
-        if self.device.type == "cuda":
-            from sparroll.attention.decode import triton_budgets
-
-            triton_budgets.budgets(context_tokens_R, starts_S, budgets_LS, reads_all_R, UNLIMITED, out_LR)
-            return out_LR
-        step_R = torch.bucketize(context_tokens_R, starts_S, right=True) - 1
-        torch.mul(budgets_LS[:, step_R.clamp_(min=0)], context_tokens_R > 0, out=out_LR)
-        return out_LR.masked_fill_(reads_all_R, UNLIMITED)
-
-    def decode_rows(self, contexts_R: np.ndarray, dense_R: np.ndarray | bool | None = None) -> DecodeRows:
-        """Decode rows with these contexts, as the schedule in force reads them, from lengths that the host knows.
-        dense_R: which of them belong to dense requests; None: none of them."""
-        left_out_2PR, dense = self._left_out(contexts_R), (0, 0)
-        if dense_R is not None:
-            dense_R = np.broadcast_to(dense_R, contexts_R.shape)
-            left_out_2PR = np.where(dense_R, 0, left_out_2PR)
-            dense = (int(dense_R.sum()), int(contexts_R[dense_R].sum()))
-        left_out_2L = left_out_2PR.sum(axis=2)[:, self._part_L]
-        return DecodeRows(len(contexts_R), int(contexts_R.sum()), left_out_2L, *dense)
-
-    def _left_out(self, contexts: np.ndarray) -> np.ndarray:
-        """[2, P, ...] whether decode rows with these contexts [...], integers from 0 on, leave tokens out, and how many, by
-        row of `_left_out_2PU`; in the first one none."""
-        self._look_up_to(int(contexts.max(initial=0)))
-        return self._left_out_2PU.take(contexts, axis=2)
-
-    def _look_up_to(self, longest: int) -> None:
-        """Have contexts up to this one in the tables."""
-        known = len(self._in_part_U)
-        if longest < known:
-            return
-        more_U = np.arange(known, 1 << longest.bit_length() if longest else 1)
-        unread_PU = more_U - np.stack([more_U, *(part.read_tokens(more_U) for part in self._parts)])
-        self._left_out_2PU = np.concatenate([self._left_out_2PU, np.stack([unread_PU > 0, unread_PU])], axis=2)
-        self._in_part_U = self._left_out_2PU[0].any(axis=0)
-        self._whole_tokens = int(self._in_part_U.argmax() if self._in_part_U.any() else len(self._in_part_U)) - 1
-
-    def unread_tokens(self, contexts: np.ndarray) -> np.ndarray:
-        """[...] tokens that decode rows leave out, summed over all layers."""
-        layers_P = np.bincount(self._part_L, minlength=1 + len(self._parts))
-        return np.tensordot(layers_P, self._left_out(contexts)[1], axes=1)
+        self.budgets.set_schedule(schedule)
+        self.reads = ReadTables(schedule, self.layers)
 
     def begin_step(self, contexts_R: np.ndarray, dense_R: np.ndarray | None, may_replay: bool) -> None:
         """The metadata of a step is being built: these are the contexts of its decode rows, and 0 for rows that are none
@@ -367,23 +207,12 @@ class State:
         out, or the step is a short one, if a graph that may run it has no plan either."""
         self._end_step()
         most, total = most_and_total(contexts_R)
-        reads_all = total <= self.short_step_tokens or not self._leaves_out(contexts_R, dense_R, most)
+        reads_all = total <= self.short_step_tokens or not self.reads.leave_out(contexts_R, dense_R, most)
         self.step_is_whole = reads_all and (bool(self.captured_whole) or not may_replay)
         if self.step_is_whole and self.short_reads is not None and self.row_names is not None:
             self._note_short_reads(contexts_R if dense_R is None else np.where(dense_R, 0, contexts_R))
         not_decoding, self._not_decoding = self._not_decoding, NO_ROWS
         self._step = BegunStep(contexts_R.copy(), dense_R, not_decoding, may_replay, self.step_is_whole)
-
-    def _leaves_out(self, contexts_R: np.ndarray, dense_R: np.ndarray | None, most: int) -> bool:
-        """Whether any of these rows leaves tokens out in some layer. most: the longest of the contexts."""
-        if most <= self._whole_tokens:
-            return False
-        self._look_up_to(most)
-        if dense_R is not None:
-            contexts_R = contexts_R[~dense_R]
-        elif self._in_part_U[most]:
-            return True
-        return bool(self._in_part_U[contexts_R].any())
 
     def _note_short_reads(self, contexts_R: np.ndarray) -> None:
         """Note what rows of a whole step read beyond the schedule. contexts_R: of those that the schedule applies to."""
@@ -391,7 +220,7 @@ class State:
             "nobody asks, or nobody says whose the rows are"
         )
         # Rows behind those of the requests are padding.
-        for name, tokens in zip(self.row_names, self.unread_tokens(contexts_R).tolist(), strict=False):
+        for name, tokens in zip(self.row_names, self.reads.unread_tokens(contexts_R).tolist(), strict=False):
             if tokens:
                 self.short_reads[name] = self.short_reads.get(name, 0) + tokens
 
@@ -491,7 +320,7 @@ class State:
                 [np.zeros(len(s.contexts_R), bool) if s.dense_R is None else s.dense_R for s in steps]
             )
             dense_X = dense_X[contexts_X > 0]
-        rows = self.decode_rows(contexts_X[contexts_X > 0], dense_X)
+        rows = self.reads.decode_rows(contexts_X[contexts_X > 0], dense_X)
         for step in steps:
             if step.not_decoding is not NO_ROWS:
                 rows += -step.not_decoding
@@ -511,46 +340,6 @@ class State:
             counted.read_tokens += rows.context_tokens - (unread if attention != "dense" else 0)
             if needed_sparse and self._sparse_rows_ran.get(layer) != "dense":
                 self._sparse_rows_ran[layer] = attention
-
-
-def check_fits_engine(schedule: Schedule, started: Schedule) -> None:
-    """Raise UserError where an engine that was started with one schedule cannot go on with another: index, dense layers
-    and the memory for drafts are fixed at the start."""
-    for what, kept, asked in (
-        ("keeps the index of", started.selector.table(), schedule.selector.table()),
-        ("has the dense layers", list(started.dense_layers), list(schedule.dense_layers)),
-    ):
-        if kept != asked:
-            raise UserError(
-                f"the engine {what} {kept}, the schedule {schedule.name!r} asks for {asked}",
-                f"all schedules of one vLLM engine have one selector and the same dense layers; {_BY_ITSELF}",
-            )
-    most, asks = started.check, schedule.check
-    if (most is None) != (asks is None):
-        raise UserError(
-            f"the engine was started {'without' if most is None else 'with'} checks of drafts, and the schedule "
-            f"{schedule.name!r} is {'without' if asks is None else 'with'} them",
-            "one vLLM engine checks all drafts or none: give every schedule a check (--check-window 64; in training --set "
-            f"check.window_tokens=64; in Python schedule.checked()), or {_BY_ITSELF}; dense rollouts fit both",
-        )
-    if most is not None and asks is not None and asks.window_tokens > most.window_tokens:
-        raise UserError(
-            f"the engine has memory for windows of {most.window_tokens} tokens, the schedule {schedule.name!r} asks for "
-            f"{asks.window_tokens}",
-            "start it with the longest window: VLLMEngine(..., capacity=that schedule), or a server with it",
-        )
-
-
-def _check_same_window(schedule: Schedule, started: Schedule) -> None:
-    """Raise UserError where the schedule asks for other windows than those that the scheduler gives."""
-    gives, asks = started.check, schedule.check
-    if gives is not None and asks is not None and gives.window_tokens != asks.window_tokens:
-        raise UserError(
-            f"vLLM's scheduler gives windows of {gives.window_tokens} tokens, the schedule {schedule.name!r} asks for "
-            f"{asks.window_tokens}, and a scheduler in another process cannot be told",
-            f"give the schedule windows of {gives.window_tokens} tokens (`sparroll schedule check NAME --window "
-            f"{gives.window_tokens}`), or start the server with it",
-        )
 
 
 STATE = State()

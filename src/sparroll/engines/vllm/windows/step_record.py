@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from sparroll.engines.report import EngineReport
-from sparroll.engines.vllm.attention.state import NOTHING, STATE
+from sparroll.engines.vllm.attention.decode_rows import NOTHING
+from sparroll.engines.vllm.attention.state import STATE
 from sparroll.engines.vllm.windows.requests import WindowRequest
 from sparroll.engines.vllm.windows.settling import Settled, Windows
 from sparroll.types import Checks
@@ -73,7 +74,7 @@ def record_step(
     context_RD, ran_RD = tokens_R[:, None] + place_D, place_D < drafted_R[:, None]
     context_R = (context_RD * ran_RD).sum(-1)
     dense_R = np.array([request.dense for request in requests])
-    unread_R = (STATE.unread_tokens(context_RD) * ran_RD).sum(-1) * ~dense_R
+    unread_R = (STATE.reads.unread_tokens(context_RD) * ran_RD).sum(-1) * ~dense_R
     for row in np.flatnonzero(own_R).tolist():
         checks = Checks(1, *(int(each[row]) for each in (cut_R, looked_at_R, taken_back_R, extra_R, behind_stop_R)))
         said = requests[row].said
@@ -88,7 +89,9 @@ def record_step(
     behind_R = own_R & (extra_R > 0)
     extra_context = (tokens_R + drafted_R)[behind_R]
     counters.extra_context_tokens += int(extra_context.sum())
-    counters.extra_sparse_L = counters.extra_sparse_L + STATE.decode_rows(extra_context, dense_R[behind_R]).sparse_L
+    counters.extra_sparse_L = (
+        counters.extra_sparse_L + STATE.reads.decode_rows(extra_context, dense_R[behind_R]).sparse_L
+    )
 
 
 def _tell(settled: Settled, requests: Sequence[WindowRequest], counted_R: np.ndarray, count_R: np.ndarray) -> None:

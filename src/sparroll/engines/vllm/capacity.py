@@ -1,0 +1,51 @@
+"""Which schedules an engine can go on with, by the one that it was started with. vLLM is not imported."""
+
+from __future__ import annotations
+
+from sparroll.errors import UserError
+from sparroll.schedule import Schedule
+
+MOST_STEPS = 64
+_BY_ITSELF = "run the other one by itself: in a command, a run or an engine of its own"
+
+
+def check_fits_engine(schedule: Schedule, started: Schedule) -> None:
+    """Raise UserError where an engine that was started with one schedule cannot go on with another: index, dense layers
+    and the memory for drafts and steps are fixed at the start."""
+    if len(schedule.steps) > MOST_STEPS:
+        raise UserError(f"vLLM takes schedules of up to {MOST_STEPS} steps, got {len(schedule.steps)}")
+    for what, kept, asked in (
+        ("keeps the index of", started.selector.table(), schedule.selector.table()),
+        ("has the dense layers", list(started.dense_layers), list(schedule.dense_layers)),
+    ):
+        if kept != asked:
+            raise UserError(
+                f"the engine {what} {kept}, the schedule {schedule.name!r} asks for {asked}",
+                f"all schedules of one vLLM engine have one selector and the same dense layers; {_BY_ITSELF}",
+            )
+    most, asks = started.check, schedule.check
+    if (most is None) != (asks is None):
+        raise UserError(
+            f"the engine was started {'without' if most is None else 'with'} checks of drafts, and the schedule "
+            f"{schedule.name!r} is {'without' if asks is None else 'with'} them",
+            "one vLLM engine checks all drafts or none: give every schedule a check (--check-window 64; in training --set "
+            f"check.window_tokens=64; in Python schedule.checked()), or {_BY_ITSELF}; dense rollouts fit both",
+        )
+    if most is not None and asks is not None and asks.window_tokens > most.window_tokens:
+        raise UserError(
+            f"the engine has memory for windows of {most.window_tokens} tokens, the schedule {schedule.name!r} asks for "
+            f"{asks.window_tokens}",
+            "start it with the longest window: VLLMEngine(..., capacity=that schedule), or a server with it",
+        )
+
+
+def check_same_window(schedule: Schedule, started: Schedule) -> None:
+    """Raise UserError where the schedule asks for other windows than those that the scheduler gives."""
+    gives, asks = started.check, schedule.check
+    if gives is not None and asks is not None and gives.window_tokens != asks.window_tokens:
+        raise UserError(
+            f"vLLM's scheduler gives windows of {gives.window_tokens} tokens, the schedule {schedule.name!r} asks for "
+            f"{asks.window_tokens}, and a scheduler in another process cannot be told",
+            f"give the schedule windows of {gives.window_tokens} tokens (`sparroll schedule check NAME --window "
+            f"{gives.window_tokens}`), or start the server with it",
+        )
