@@ -189,7 +189,7 @@ class TestMemory:
         large.generate(prompts([40] * 6 if DRY else [1500] * 64, 4), max_new_tokens=140, stop_ids=[])
         held = vllm_gpu.used_bytes() - used_before
         beyond = held - SHARE * vllm_gpu.total_bytes()
-        draft_logits = vllm_gpu.runner(large)._draft_logits_RWV
+        draft_logits = vllm_gpu.runner(large)._draft_logits_RKV
         note(
             "memory with checks",
             held_gib=held / GIB,
