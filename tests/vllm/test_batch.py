@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from sparroll.engines.vllm.attention.batch import Rows
 from sparroll.engines.vllm.attention.state import State
@@ -79,7 +80,8 @@ def test_a_step_of_one_token_a_row_is_counted_in_few_operations_as_in_many(
             rows = Rows.of(replace(common, max_query_len=longest), dense, state.row_names)
             rows.count(state, may_replay)
             told.append((state.step_is_whole, rows.decodes, rows.prefills))
-            told[-1] += tuple(None if of is None else of.tolist() for of in (rows.contexts_R, rows.reads_all_R))
+            reads_all = None if rows.reads_all_R is None else rows.reads_all_R.tolist()
+            told[-1] += (rows.contexts_R, reads_all)
         assert told[0] == told[1]
     few, many = (state for _, state in states)
     assert few.report() == many.report()
@@ -100,7 +102,7 @@ def test_padding_is_no_row_although_the_longest_query_has_one_token() -> None:
     common = Common.of([1, 1, 0, 0], [300, 40, 7, 7], [False] * 4)
     for names in (None, ["a", "b"], []):
         rows = Rows.of(common, None, names)
-        assert rows.contexts_R.tolist() == [300, 40, 0, 0]
+        assert rows.contexts_R == [300, 40, 0, 0]
     rows.count(state)
     assert (state.decoded.rows, state.decoded.context_tokens) == (2, 340)
 
@@ -115,7 +117,8 @@ def test_padding_rows_of_a_graph_count_nothing() -> None:
 
 def test_names_that_a_dummy_step_does_not_have_are_no_rows() -> None:
     # As vLLM's V1 runner leaves the lengths behind the rows of such a step.
-    rows = Rows.of(Common.of([1, 1], [300, 0], [False] * 2), None, ["a", "b", "c"])
+    common = Common.of([1, 1], [300, 0], [False] * 2)
+    rows = Rows.of(replace(common, seq_lens_cpu_upper_bound=torch.tensor([300, 0, 300, 300])), None, ["a", "b", "c"])
     state = started()
     rows.count(state)
     assert rows.decodes == 2 and state.decoded.rows == 1

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from sparroll import Schedule
-from sparroll.engines.vllm.attention.decode_rows import FEW_ROWS, ReadTables, most_and_total
+from sparroll.engines.vllm.attention.decode_rows import ReadTables
 from sparroll.schedule import Step
 
 
@@ -26,10 +25,3 @@ def test_what_rows_read_is_looked_up_however_long_their_contexts_grow() -> None:
         assert (tables.unread_tokens(both) == grouped.unread_tokens(both, 6)).all()
     none = tables.decode_rows(np.zeros(0, dtype=np.int64))
     assert none.rows == none.context_tokens == 0 and not none.sparse_L.any()
-
-
-@pytest.mark.parametrize("count", [1, 5, FEW_ROWS, FEW_ROWS + 1])
-def test_few_numbers_and_many_have_the_same_largest_and_sums(count: int) -> None:
-    numbers = np.random.default_rng(count).integers(1, 99, count)
-    assert most_and_total(numbers) == (numbers.max(), numbers.sum())
-    assert most_and_total(numbers[:0]) == (0, 0)

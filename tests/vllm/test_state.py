@@ -164,7 +164,7 @@ def test_steps_that_graphs_ran_are_counted_as_each_would_be_alone() -> None:
         for state in (alone, together):
             if step % 7 == 0:
                 state.take_back(state.reads.decode_rows(contexts[:1], None if dense is None else dense[:1]))
-            state.begin_step(contexts, dense, may_replay=state is together)
+            state.begin_step(contexts.tolist(), dense, may_replay=state is together)
         for layer, attention in captured.items():
             alone.layer_ran(layer, attention)
         if step == STEPS_AT_ONCE + 5:

@@ -124,7 +124,7 @@ def test_a_row_of_the_v1_runner_that_only_repeats_a_token_is_no_decode_row(state
     follower = Follower()
     follower.prompts["a"] = 100
     follower.follow(came_back(1, "a", 100, 20, 112, 1), state)
-    state.begin_step(np.full(7, 100), None, may_replay=False)
+    state.begin_step([100] * 7, None, may_replay=False)
     assert (state.decoded.rows, state.counters.recomputed_tokens) == (6, 1)
     assert state.decoded.sparse_L.max() == 6
     assert follower.resumed
@@ -224,7 +224,7 @@ def test_what_requests_read_in_short_steps_is_kept_by_their_names(state: State, 
 
     def build(*what: Any) -> None:
         # Three requests, of which c is dense, and a row of padding.
-        state.begin_step(np.array([100, 300, 90, 0]), np.array([False, False, True, False]), may_replay=False)
+        state.begin_step([100, 300, 90, 0], np.array([False, False, True, False]), may_replay=False)
         noted.append(state.row_names)
 
     runner.build = build

@@ -69,7 +69,7 @@ class Worker:
             if count == 1 and starts[name] >= self.prefill_tokens[name]:
                 contexts.append(end)
             tokens.append([self._token()] if end >= self.known_tokens[name] else [])
-        self.state.begin_step(np.array(contexts, dtype=int), None, may_replay=False)
+        self.state.begin_step(list(contexts), None, may_replay=False)
         names = list(step.num_scheduled_tokens)
         return ModelRunnerOutput(names, {name: place for place, name in enumerate(names)}, tokens)
 

@@ -42,9 +42,8 @@ class Rows:
     """Number of rows in front with at most one new token each: rows that decode, one-token ends of chunked prompts, and
     padding."""
     prefills: int
-    contexts_R: np.ndarray
-    """Context lengths of the `decodes` rows, the new token included; 0 for padding. It may be vLLM's memory, which the next
-    step overwrites."""
+    contexts_R: list[int]
+    """Context lengths of the `decodes` rows, the new token included; 0 for padding."""
     whole_R: np.ndarray | None
     """Which of these rows must read everything because they are the end of a prompt; None where none must."""
     dense_R: np.ndarray | None
@@ -58,35 +57,36 @@ class Rows:
         lengths are 0 there."""
         count, lengths = common.num_reqs, compat.host_lengths(common)
         if names and common.max_query_len == 1:
-            return Rows._of_one_token_each(common, _of_rows(lengths[: len(names)], count, lengths.dtype), dense_rows)
+            contexts_R = lengths[: min(len(names), count)]
+            contexts_R += [0] * (count - len(contexts_R))
+            return Rows._of_one_token_each(common, contexts_R, dense_rows)
         starts = compat.as_array(common.query_start_loc_cpu)
         new_tokens = starts[1 : count + 1] - starts[:count]
         longer = np.flatnonzero(new_tokens > 1)
         decodes = int(longer[0]) if len(longer) else count
-        contexts = np.where(new_tokens == 0, 0, _of_rows(lengths, count, np.int64))
+        contexts = np.where(new_tokens == 0, 0, _of_rows(np.array(lengths), count, np.int64))
         alone = ((new_tokens == 1) & (contexts == 1))[:decodes]
         whole = _ends_of_prompts(alone, common.is_prefilling)
         return Rows(
             decodes=decodes,
             prefills=count - decodes,
-            contexts_R=contexts[:decodes],
+            contexts_R=contexts[:decodes].tolist(),
             whole_R=whole,
             dense_R=None if dense_rows is None else _of_rows(dense_rows, count, bool)[:decodes],
             prefill_tokens=int(new_tokens[decodes:].sum()),
         )
 
     @staticmethod
-    def _of_one_token_each(common: Any, contexts_R: np.ndarray, dense_rows: np.ndarray | None) -> Rows:
+    def _of_one_token_each(common: Any, contexts_R: list[int], dense_rows: np.ndarray | None) -> Rows:
         """The same where every row that is no padding has exactly one new token, as nearly all steps have it: a few
         operations. Requests that take no part in a draft step look like padding, with a context of 0."""
         count, prefilling = len(contexts_R), common.is_prefilling
-        # Of an array of bool, its bytes are searched faster.
-        some_end = contexts_R.min() <= 1 or (prefilling is not None and 1 in compat.as_array(prefilling).tobytes())
+        some_end = 1 in contexts_R or (prefilling is not None and True in prefilling.tolist())
         return Rows(
             decodes=count,
             prefills=0,
             contexts_R=contexts_R,
-            whole_R=_ends_of_prompts(contexts_R == 1, prefilling) if some_end else None,
+            whole_R=_ends_of_prompts(np.array(contexts_R) == 1, prefilling) if some_end else None,
             dense_R=None if dense_rows is None else _of_rows(dense_rows, count, bool),
             prefill_tokens=0,
         )
@@ -109,8 +109,8 @@ class Rows:
         graph may run it."""
         contexts_R, tail = self.contexts_R, 0
         if self.whole_R is not None:
-            tail = int(np.count_nonzero(contexts_R[self.whole_R]))
-            contexts_R = np.where(self.whole_R, 0, contexts_R)
+            tail = int(np.count_nonzero(np.array(contexts_R)[self.whole_R]))
+            contexts_R = np.where(self.whole_R, 0, contexts_R).tolist()
         state.counters.prefill_tokens += self.prefill_tokens + tail
         if state.checks_drafts and not state.drafting:
             state.counters.prefill_tokens -= state.check_rows

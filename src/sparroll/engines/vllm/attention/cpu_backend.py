@@ -73,7 +73,7 @@ class SparseCPUMetadataBuilder(CPUAttentionMetadataBuilder):
         rows.count(STATE)
         if STATE.step_is_whole:
             return whole
-        count, longest = rows.decodes, int(rows.contexts_R.max())
+        count, longest = rows.decodes, max(rows.contexts_R)
         context_tokens_R = common.seq_lens[:count].to(torch.int32)
         STATE.budgets.begin_step(rows.reads_all_R, self.vllm_config.scheduler_config.max_num_seqs)
         budgets_LR = STATE.budgets.of_step(context_tokens_R, torch.empty(STATE.layers, count, dtype=torch.int32))

@@ -11,19 +11,9 @@ import numpy as np
 
 from sparroll.schedule import Schedule
 
-FEW_ROWS = 256
-"""Lists of so few numbers are searched and added up faster than arrays, which counts where a step waits for the host."""
 NOTHING = np.zeros((2, 1), dtype=np.int64)
 """A count of nothing, which can be added to the counts of any number of layers."""
 NOTHING.flags.writeable = False
-
-
-def most_and_total(numbers_R: np.ndarray) -> tuple[int, int]:
-    """The largest and the sum of some integers; 0 of none."""
-    if len(numbers_R) > FEW_ROWS:
-        return int(numbers_R.max()), int(numbers_R.sum())
-    numbers = numbers_R.tolist() or [0]
-    return max(numbers), sum(numbers)
 
 
 @dataclass(frozen=True)
@@ -101,16 +91,16 @@ class ReadTables:
         layers_P = np.bincount(self._part_L, minlength=1 + len(self._parts))
         return np.tensordot(layers_P, self._left_out(contexts)[1], axes=1)
 
-    def leave_out(self, contexts_R: np.ndarray, dense_R: np.ndarray | None, most: int) -> bool:
-        """Whether any of these rows leaves tokens out in some layer. most: the longest of the contexts."""
+    def leave_out(self, contexts_R: list[int], dense_R: np.ndarray | None) -> bool:
+        """Whether any of these rows leaves tokens out in some layer. dense_R: as in `decode_rows`."""
+        most = max(contexts_R, default=0)
         if most <= self._whole_tokens:
             return False
         self._look_up_to(most)
-        if dense_R is not None:
-            contexts_R = contexts_R[~dense_R]
-        elif self._in_part_U[most]:
+        if dense_R is None and self._in_part_U[most]:
             return True
-        return bool(self._in_part_U[contexts_R].any())
+        in_part_R = self._in_part_U[contexts_R]
+        return bool(in_part_R.any() if dense_R is None else (in_part_R & ~dense_R).any())
 
     def _left_out(self, contexts: np.ndarray) -> np.ndarray:
         """[2, P, ...] whether decode rows with these contexts [...], integers from 0 on, leave tokens out, and how many, by
