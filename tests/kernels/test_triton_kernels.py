@@ -68,8 +68,16 @@ def test_index_rows_are_written_for_complete_units_only(unit: int, block_tokens:
     assert int((~index[..., 0].isnan()).sum()) == 2 * sum(context // unit for context in contexts)
 
 
+@pytest.mark.parametrize("few_programs", [2048, 8])
 @pytest.mark.parametrize("kind", [PageMean, QuantizedMean])
-def test_one_launch_writes_the_index_rows_of_all_layers(kind: type[Selector]) -> None:
+def test_one_launch_writes_the_index_rows_of_all_layers(
+    kind: type[Selector], few_programs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sparroll.attention.decode import triton_index
+
+    # With few programs, each writes 3 of the 4 layers, the last ones 1.
+    monkeypatch.setattr(triton_index, "FEW_PROGRAMS", few_programs)
+    monkeypatch.setattr(triton_index, "MOST_LAYERS_EACH", 3)
     caches = [paged_cache([16, 0, 111], selector=selector_of(16, kind)) for _ in range(5)]
     for layer, cache in enumerate(caches):
         cache.keys_PBHD.mul_(layer + 1).add_(layer)

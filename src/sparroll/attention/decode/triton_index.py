@@ -1,5 +1,5 @@
 """Writes the index rows of the units that new tokens complete, of one layer or of several in one launch. A program looks
-at a few tokens of one head of one layer; most programs find no completed unit and end at once."""
+at a few tokens of one head; most programs find no completed unit and end at once."""
 
 from __future__ import annotations
 
@@ -22,6 +22,10 @@ from sparroll.errors import UserError
 MOST_PROGRAMS = 1024
 """Most programs per head. A decode step has fewer tokens than that; a prefill would otherwise start thousands of
 programs."""
+FEW_PROGRAMS = 2048
+"""About half as many as a large GPU holds at a time. Of many more, most would be started only to end at once."""
+MOST_LAYERS_EACH = 4
+"""Layers that a program writes one after the other, where there would otherwise be too many programs."""
 
 
 def update_index(
@@ -33,7 +37,9 @@ def update_index(
         return
     tokens = slots_T.numel()
     tokens_each = triton.cdiv(tokens, MOST_PROGRAMS)
-    grid = (triton.cdiv(tokens, tokens_each), heads, 1 if apart_2L is None else apart_2L.shape[1])
+    places, layers = triton.cdiv(tokens, tokens_each), 1 if apart_2L is None else apart_2L.shape[1]
+    layers_each = max(1, min(places * heads * layers // FEW_PROGRAMS, MOST_LAYERS_EACH))
+    grid = (places, heads, triton.cdiv(layers, layers_each))
     launch = {"ALIGNED_BYTES": ALIGNED_BYTES, "num_warps": 2, **overlapping(keys_PBHD)}
     if not isinstance(selector, QuantizedMean):
         _page_mean[grid](
@@ -46,6 +52,8 @@ def update_index(
             slots_T.stride(0),
             tokens,
             tokens_each,
+            layers,
+            layers_each,
             BLOCK_TOKENS=block_tokens,
             UNIT=selector.unit_tokens,
             D=dim,
@@ -64,6 +72,8 @@ def update_index(
         slots_T.stride(0),
         tokens,
         tokens_each,
+        layers,
+        layers_each,
         BLOCK_TOKENS=block_tokens,
         UNIT=selector.unit_tokens,
         D=dim,
@@ -117,10 +127,9 @@ def completed(slot_at, BLOCK_TOKENS: tl.constexpr, UNIT: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def of_layer(keys, index, apart, ALIGNED_BYTES: tl.constexpr):
-    """Where the keys and the index of this program's layer lie."""
+def of_layer(keys, index, apart, layer, layers, ALIGNED_BYTES: tl.constexpr):
+    """Where the keys and the index of a layer lie."""
     if apart is not None:
-        layer, layers = tl.program_id(2), tl.num_programs(2)
         KEY_BYTES: tl.constexpr = keys.dtype.element_ty.primitive_bitwidth // 8
         INDEX_BYTES: tl.constexpr = index.dtype.element_ty.primitive_bitwidth // 8
         # The compiler does not know that these are multiples, and would load single numbers.
@@ -129,7 +138,7 @@ def of_layer(keys, index, apart, ALIGNED_BYTES: tl.constexpr):
     return keys, index
 
 
-@triton.jit(do_not_specialize=["tokens", "tokens_each"])
+@triton.jit(do_not_specialize=["tokens", "tokens_each", "layers", "layers_each"])
 @no_type_check
 def _page_mean(
     keys,
@@ -145,6 +154,8 @@ def _page_mean(
     slots_apart,
     tokens,
     tokens_each,
+    layers,
+    layers_each,
     BLOCK_TOKENS: tl.constexpr,
     UNIT: tl.constexpr,
     D: tl.constexpr,
@@ -154,28 +165,29 @@ def _page_mean(
 ):
     after_previous(launch_pdl)
     head = tl.program_id(1)
-    first = tl.program_id(0) * tokens_each
+    first, first_layer = tl.program_id(0) * tokens_each, tl.program_id(2) * layers_each
     for place in range(first, tl.minimum(first + tokens_each, tokens)):
         completes, block, last = completed(slots + place * slots_apart, BLOCK_TOKENS, UNIT)
         if completes:
-            layer_keys, layer_index = of_layer(keys, index, apart, ALIGNED_BYTES)
-            channel = tl.arange(0, LANES_D)
-            token = last - (UNIT - 1) + tl.arange(0, UNIT)
-            unit_keys = tl.load(
-                layer_keys
-                + block * keys_per_block
-                + head * keys_per_head
-                + token[:, None] * keys_per_token
-                + channel[None, :],
-                mask=(channel < D)[None, :],
-                other=0.0,
-            )
-            mean = tl.sum(unit_keys.to(tl.float32), axis=0) / UNIT
-            row = layer_index + block * index_per_block + (last // UNIT) * index_per_unit + head * index_per_head
-            tl.store(row + channel, mean.to(index.dtype.element_ty), mask=channel < D)
+            for layer in range(first_layer, tl.minimum(first_layer + layers_each, layers)):
+                layer_keys, layer_index = of_layer(keys, index, apart, layer, layers, ALIGNED_BYTES)
+                channel = tl.arange(0, LANES_D)
+                token = last - (UNIT - 1) + tl.arange(0, UNIT)
+                unit_keys = tl.load(
+                    layer_keys
+                    + block * keys_per_block
+                    + head * keys_per_head
+                    + token[:, None] * keys_per_token
+                    + channel[None, :],
+                    mask=(channel < D)[None, :],
+                    other=0.0,
+                )
+                mean = tl.sum(unit_keys.to(tl.float32), axis=0) / UNIT
+                row = layer_index + block * index_per_block + (last // UNIT) * index_per_unit + head * index_per_head
+                tl.store(row + channel, mean.to(index.dtype.element_ty), mask=channel < D)
 
 
-@triton.jit(do_not_specialize=["tokens", "tokens_each"])
+@triton.jit(do_not_specialize=["tokens", "tokens_each", "layers", "layers_each"])
 @no_type_check
 def _quantized_mean(
     keys,
@@ -191,6 +203,8 @@ def _quantized_mean(
     slots_apart,
     tokens,
     tokens_each,
+    layers,
+    layers_each,
     BLOCK_TOKENS: tl.constexpr,
     UNIT: tl.constexpr,
     D: tl.constexpr,
@@ -211,45 +225,46 @@ def _quantized_mean(
     """Bit for bit what QuantizedMean.build_index writes: the same operations, and sums in its order or of integers."""
     after_previous(launch_pdl)
     head = tl.program_id(1)
-    first = tl.program_id(0) * tokens_each
+    first, first_layer = tl.program_id(0) * tokens_each, tl.program_id(2) * layers_each
     for place in range(first, tl.minimum(first + tokens_each, tokens)):
         completes, block, last = completed(slots + place * slots_apart, BLOCK_TOKENS, UNIT)
         if completes:
-            layer_keys, layer_words = of_layer(keys, words, apart, ALIGNED_BYTES)
-            PER_WORD: tl.constexpr = 32 // BITS
-            word = tl.arange(0, LANES)
-            part = tl.arange(0, PER_WORD)
-            channel = word[:, None] * PER_WORD + part[None, :]
-            first_key = layer_keys + block * keys_per_block + head * keys_per_head
-            key = first_key + (last - (UNIT - 1)) * keys_per_token + channel
-            total = tl.load(key, mask=channel < D, other=0.0).to(tl.float32)
-            for token in tl.static_range(1, UNIT):
-                total += tl.load(key + token * keys_per_token, mask=channel < D, other=0.0).to(tl.float32)
-            mean = total * (1.0 / UNIT)
-            largest = tl.maximum(tl.max(tl.max(tl.abs(mean), axis=1), axis=0), 2.0**-100)
-            if BITS == 8:
-                scale = largest * FP8_PER_MOST
-                codes = e4m3(tl.div_rn(mean, scale))
-            else:
-                fixed = (tl.div_rn(mean, largest) * FIXED_MOST).to(tl.int32)
-                squares = tl.sum(tl.sum(fixed * fixed, axis=1), axis=0).to(tl.float32)
-                step = tl.maximum(tl.sqrt_rn(squares * PER_D) * STEP_PER_RMS, 1.0)
-                codes = tl.floor(tl.div_rn(fixed.to(tl.float32), step)).to(tl.int32) + 2 ** (BITS - 1)
-                codes = tl.minimum(tl.maximum(codes, 0), 2**BITS - 1)
-                level = 2 * codes + (1 - 2**BITS)
-                of_levels = tl.sum(tl.sum(tl.where(channel < D, level * level, 0), axis=1), axis=0).to(tl.float32)
-                scale = tl.sqrt_rn(tl.div_rn(squares, of_levels)) * (largest * PER_FIXED_MOST)
-            packed = tl.sum(codes << (BITS * part)[None, :], axis=1)
-            packed = tl.where(word < SCALE_AT, packed, 0)
-            packed = tl.where(word == SCALE_AT, scale.to(tl.int32, bitcast=True), packed)
-            unit = last // UNIT
-            if CUT == ROW_WORDS:
-                inside = unit * words_per_unit + word
-            else:
-                behind = UNITS_PER_BLOCK * CUT + unit * (ROW_WORDS - CUT) + word - CUT
-                inside = tl.where(word < CUT, unit * CUT + word, behind)
-            row = layer_words + block * words_per_block + head * words_per_head
-            tl.store(row + inside, packed, mask=word < ROW_WORDS)
+            for layer in range(first_layer, tl.minimum(first_layer + layers_each, layers)):
+                layer_keys, layer_words = of_layer(keys, words, apart, layer, layers, ALIGNED_BYTES)
+                PER_WORD: tl.constexpr = 32 // BITS
+                word = tl.arange(0, LANES)
+                part = tl.arange(0, PER_WORD)
+                channel = word[:, None] * PER_WORD + part[None, :]
+                first_key = layer_keys + block * keys_per_block + head * keys_per_head
+                key = first_key + (last - (UNIT - 1)) * keys_per_token + channel
+                total = tl.load(key, mask=channel < D, other=0.0).to(tl.float32)
+                for token in tl.static_range(1, UNIT):
+                    total += tl.load(key + token * keys_per_token, mask=channel < D, other=0.0).to(tl.float32)
+                mean = total * (1.0 / UNIT)
+                largest = tl.maximum(tl.max(tl.max(tl.abs(mean), axis=1), axis=0), 2.0**-100)
+                if BITS == 8:
+                    scale = largest * FP8_PER_MOST
+                    codes = e4m3(tl.div_rn(mean, scale))
+                else:
+                    fixed = (tl.div_rn(mean, largest) * FIXED_MOST).to(tl.int32)
+                    squares = tl.sum(tl.sum(fixed * fixed, axis=1), axis=0).to(tl.float32)
+                    step = tl.maximum(tl.sqrt_rn(squares * PER_D) * STEP_PER_RMS, 1.0)
+                    codes = tl.floor(tl.div_rn(fixed.to(tl.float32), step)).to(tl.int32) + 2 ** (BITS - 1)
+                    codes = tl.minimum(tl.maximum(codes, 0), 2**BITS - 1)
+                    level = 2 * codes + (1 - 2**BITS)
+                    of_levels = tl.sum(tl.sum(tl.where(channel < D, level * level, 0), axis=1), axis=0).to(tl.float32)
+                    scale = tl.sqrt_rn(tl.div_rn(squares, of_levels)) * (largest * PER_FIXED_MOST)
+                packed = tl.sum(codes << (BITS * part)[None, :], axis=1)
+                packed = tl.where(word < SCALE_AT, packed, 0)
+                packed = tl.where(word == SCALE_AT, scale.to(tl.int32, bitcast=True), packed)
+                unit = last // UNIT
+                if CUT == ROW_WORDS:
+                    inside = unit * words_per_unit + word
+                else:
+                    behind = UNITS_PER_BLOCK * CUT + unit * (ROW_WORDS - CUT) + word - CUT
+                    inside = tl.where(word < CUT, unit * CUT + word, behind)
+                row = layer_words + block * words_per_block + head * words_per_head
+                tl.store(row + inside, packed, mask=word < ROW_WORDS)
 
 
 @triton.jit
