@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-
 VARIABLE = "SPARROLL_KEPT_SHARE"
 
 
@@ -24,14 +22,11 @@ def verdicts_forced(kept_share: float) -> Iterator[None]:
 
     judge = settling._judge_lean
 
-    def forced(windows: Any, rows: Any, *arguments: Any) -> Any:
-        ids, _, *others = judge(windows, rows, *arguments)
+    def forced(windows: Any, rows: Any, policies: Any, *arguments: Any) -> Any:
+        ids, _, *others = judge(windows, rows, policies, *arguments)
         kept = windows.draws_3RD[1, rows.request, rows.place] < kept_share
-        return (ids, kept | undrafted(rows), *others)
-
-    def undrafted(rows: Any) -> Any:
-        """The rows behind the drafts, whose tokens always stand."""
-        return ~torch.from_numpy(rows.drafted_n).to(rows.request.device)
+        # Tokens behind the drafts always stand. Nothing may wait for the device here, because the rule does not.
+        return (ids, kept | policies.to_device(~rows.drafted_n), *others)
 
     settling._judge_lean = forced
     try:
