@@ -16,7 +16,7 @@ from sparroll.draft_check import judge, residual, sampling_logp, sampling_probab
 from sparroll.engines import sampling
 from sparroll.engines.vllm.windows.masses import Masses, masses
 
-LEAN_ROWS, EXACT_ROWS = 256, 64
+LEAN_ROWS, EXACT_ROWS = 512, 64
 """Rows whose distributions are in memory at the same time, in float32 and in float64."""
 _BLOCKS, _WIDTH = 128, 512
 

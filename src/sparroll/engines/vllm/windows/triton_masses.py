@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sparroll.engines.vllm.windows.masses import Masses
 
-TILE, WARPS = 4096, 8
+TILE, WARPS = 2048, 8
 
 
 def masses_of_logits(
