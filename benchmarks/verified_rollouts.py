@@ -283,14 +283,16 @@ def main() -> None:
         cells, engines["dense"] = step_cells(options, "dense", None)
         record()
     for schedule in [*beside, *schedules]:
-        sparse, engines[f"sparse {schedule.name}"] = step_cells(options, "sparse", schedule)
-        cells += sparse
-        record()
+        sparse: list[Cell] = []
+        if schedule in beside or not options.without_unverified:
+            sparse, engines[f"sparse {schedule.name}"] = step_cells(options, "sparse", schedule)
+            cells += sparse
+            record()
         if schedule in beside:
             continue
         verified, engines[f"verified {schedule.name}"] = window_cells(options, schedule)
         rate = {(cell["set"], cell["step"], cell["context_tokens"]): cell["tokens_per_second"] for cell in sparse}
-        for cell in verified:
+        for cell in verified if sparse else ():
             cell["of_unverified"] = cell["tokens_per_second"] / rate[cell["set"], cell["step"], cell["context_tokens"]]
         cells += verified
         record()
@@ -320,6 +322,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=32, help="decode steps of the other engines that are timed as one")
     parser.add_argument("--repeats", type=int, default=3, help="how often they are timed")
     parser.add_argument("--without-dense", action="store_true", help="leave stock dense attention out")
+    parser.add_argument(
+        "--without-unverified", action="store_true", help="leave the same schedules without a check out"
+    )
     parser.add_argument("--folder", default="/tmp/sparroll-bench", help="where configs and schedules go")
     parser.add_argument("--shrink", type=float, default=1.0, help=argparse.SUPPRESS)
     options = parser.parse_args()
