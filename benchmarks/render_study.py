@@ -48,8 +48,8 @@ DRAFTS = "mismatch-study-draft-4x4-60-steps-h200"
 """Units of 4 tokens without a dense layer, with the usual check."""
 LARGE_DRAFTS = "mismatch-study-draft-4x4-512-60-steps-h200"
 """The same with four times the budget."""
-MIDDLE_DRAFTS = "mismatch-study-draft-4x4-256-h200"
-"""With twice the budget, cut by the clock before the last evaluation."""
+MIDDLE_DRAFTS = "mismatch-study-draft-4x4-256-60-steps-h200"
+"""With twice the budget."""
 DRAFT_UNITS = "mismatch-study-draft-units-60-steps-h200"
 """An earlier call of that row, and units of 8 tokens, all cut by the clock before their last evaluation."""
 SMALL_UNITS = "mismatch-study-units-60-steps-h100"
@@ -165,7 +165,7 @@ def study_verified_rollouts() -> str:
         if checked == "fixed-verified" and (RESULTS / f"{CHECK_GRID}.json").exists():
             grid = results(CHECK_GRID, "mismatch-study")
             rows += [_verified_line(grid, line["row"]) for line in grid["table"] if _whole_runs(grid, line["row"])]
-    for record in (CHECK_BUDGETS, DRAFTS, LARGE_DRAFTS):
+    for record in (CHECK_BUDGETS, DRAFTS, MIDDLE_DRAFTS, LARGE_DRAFTS):
         if (RESULTS / f"{record}.json").exists():
             found = results(record, "mismatch-study")
             rows += [_verified_line(found, line["row"]) for line in found["table"] if _whole_runs(found, line["row"])]

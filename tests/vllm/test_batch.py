@@ -97,6 +97,18 @@ def test_requests_that_take_no_part_in_a_draft_step_are_no_rows() -> None:
     assert (state.decoded.dense_rows, state.decoded.dense_context_tokens) == (1, 300)
 
 
+def test_a_step_that_only_prefills_notes_and_counts_no_decode_row() -> None:
+    state = started()
+    state.captured_whole = dict.fromkeys(range(6), "dense")
+    state.take_short_reads()
+    state.row_names = ["a", "b"]
+    rows = Rows.of(Common.of([30, 50], [30, 90], [True, True]), None, state.row_names)
+    assert (rows.decodes, rows.prefills, rows.contexts_R) == (0, 2, [])
+    rows.count(state)
+    assert state.step_is_whole and state.take_short_reads() == {}
+    assert (state.decoded.rows, state.counters.prefill_tokens) == (0, 80)
+
+
 def test_padding_is_no_row_although_the_longest_query_has_one_token() -> None:
     state = started()
     common = Common.of([1, 1, 0, 0], [300, 40, 7, 7], [False] * 4)

@@ -64,7 +64,7 @@ class Rows:
         new_tokens = starts[1 : count + 1] - starts[:count]
         longer = np.flatnonzero(new_tokens > 1)
         decodes = int(longer[0]) if len(longer) else count
-        contexts = np.where(new_tokens == 0, 0, _of_rows(np.array(lengths), count, np.int64))
+        contexts = np.where(new_tokens == 0, 0, _of_rows(np.array(lengths, dtype=np.int64), count, np.int64))
         alone = ((new_tokens == 1) & (contexts == 1))[:decodes]
         whole = _ends_of_prompts(alone, common.is_prefilling)
         return Rows(
@@ -109,8 +109,9 @@ class Rows:
         graph may run it."""
         contexts_R, tail = self.contexts_R, 0
         if self.whole_R is not None:
-            tail = int(np.count_nonzero(np.array(contexts_R)[self.whole_R]))
-            contexts_R = np.where(self.whole_R, 0, contexts_R).tolist()
+            contexts = np.array(contexts_R, dtype=np.int64)
+            tail = int(np.count_nonzero(contexts[self.whole_R]))
+            contexts_R = np.where(self.whole_R, 0, contexts).tolist()
         state.counters.prefill_tokens += self.prefill_tokens + tail
         if state.checks_drafts and not state.drafting:
             state.counters.prefill_tokens -= state.check_rows

@@ -210,7 +210,8 @@ class State:
         reads_all = sum(contexts_R) <= self.short_step_tokens or not self.reads.leave_out(contexts_R, dense_R)
         self.step_is_whole = reads_all and (bool(self.captured_whole) or not may_replay)
         if self.step_is_whole and self.short_reads is not None and self.row_names is not None:
-            self._note_short_reads(np.array(contexts_R) if dense_R is None else np.where(dense_R, 0, contexts_R))
+            contexts = np.array(contexts_R, dtype=np.int64)
+            self._note_short_reads(contexts if dense_R is None else np.where(dense_R, 0, contexts))
         not_decoding, self._not_decoding = self._not_decoding, NO_ROWS
         self._step = BegunStep(contexts_R, dense_R, not_decoding, may_replay, self.step_is_whole)
 
