@@ -327,7 +327,7 @@ def _verified_line(cell: dict[str, Any], moments: list[dict[str, Any]], of_dense
         *did,
         f"{math.floor(cell['tokens_per_second']):,}",
         "" if of_dense is None else times(of_dense),
-        rounded_down(cell["of_unverified"]) if checked else "",
+        rounded_down(cell["of_unverified"]) if "of_unverified" in cell else "",
     ]
 
 

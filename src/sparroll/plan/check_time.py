@@ -28,8 +28,8 @@ ATTENTION_SHARE = 0.520
 """Of the data sheet's FLOPs per second, that attention reaches in a check."""
 LAYERS_SHARE = 0.798
 """The same for everything but attention."""
-LOGIT_BYTES = 232.0
-"""Memory traffic for each row and entry of the vocabulary: some 60 passes over float32 numbers, at the device's bandwidth.
+LOGIT_BYTES = 135.0
+"""Memory traffic for each row and entry of the vocabulary: some 34 passes over float32 numbers, at the device's bandwidth.
 It also stands for what the host does meanwhile."""
 SCORING_SHARE, SCORING_LOGIT_BYTES = 0.56, 376.0
 """Of a trainer's scoring pass: the share that all its arithmetic reaches, and its logits, which PyTorch's operators take."""
