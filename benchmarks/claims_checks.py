@@ -290,6 +290,10 @@ PAGES: Mapping[str, Claims] = {
     "docs/verified-rollouts.md": {
         "Whole runs of many requests keep {calibrated_drained_share} where requests end one by one, and "
         "{calibrated_steady_share} where new ones always follow.": checked_runs,
+        "whole runs on an H200 are [{fewest} times as fast](results.md#verified-rollouts) as dense ones where new requests "
+        "always follow": checked_without_waits,
+        "training in the study [gained {middle}](study.md#verified-rollouts), with 512 tokens {large}, and with dense "
+        "rollouts {dense}.": draft_budgets,
         "takes {verified} s with checks and {sparse} s without them, measuring left out": checked_step,
         "keep [{none} of the tokens per second](results.md#verified-rollouts) if nothing is taken back, {few} if {few_cut} "
         "% of the windows are cut (about the study's rate), and {many} if {many_cut} % are": checked_speed,
