@@ -10,8 +10,8 @@ windows had. Records of checks that compared the logits operator by operator, be
 those of a busy host.
 
 Until 2026-11-28 the verdicts that the benchmark forced waited for the device after every 256 rows, which the rule does not
-do. That time is in the records, and grows with the rows as the logits' does. So those records have logit bytes of their own
-in the fit, and the plan takes those of the records without.
+do, and the kernel compared logits in smaller parts. Both are in the records, and grow with the rows as the logits' time
+does. So those records have logit bytes of their own in the fit, and the plan takes those of the records since then.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def test_index_rows_are_written_for_complete_units_only(unit: int, block_tokens:
     assert int((~index[..., 0].isnan()).sum()) == 2 * sum(context // unit for context in contexts)
 
 
-@pytest.mark.parametrize("few_programs", [2048, 8])
+@pytest.mark.parametrize("few_programs", [4096, 8])
 @pytest.mark.parametrize("kind", [PageMean, QuantizedMean])
 def test_one_launch_writes_the_index_rows_of_all_layers(
     kind: type[Selector], few_programs: int, monkeypatch: pytest.MonkeyPatch

@@ -3,6 +3,8 @@ HFEngine's, and what is counted of them. Needs no vLLM."""
 
 from __future__ import annotations
 
+import importlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -152,3 +154,19 @@ def test_drafts_behind_a_stop_id_are_counted_apart(monkeypatch: pytest.MonkeyPat
     assert requests[1].said.checks == Checks(windows=1, drafted_tokens=8)
     assert counters.checks == Checks(windows=2, drafted_tokens=11, behind_stop_tokens=5)
     assert counters.checks.drafted_per_kept == 16 / 11
+
+
+def test_verdicts_that_a_benchmark_forces_are_draws_and_change_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    verdicts_forced, judge = importlib.import_module("forced_verdicts").verdicts_forced, settling._judge_lean
+    asked = [1.0, 0.7], [9, 6], [8, 6]
+    _, plain = settled(*asked)
+    with verdicts_forced(0.6):
+        windows, forced = settled(*asked)
+    assert settling._judge_lean is judge
+    for row, drafts in enumerate(asked[2]):
+        # The row behind the drafts always stands.
+        expected = [*(windows.draws_3RD[1, row, :drafts] < 0.6).tolist(), *[True] * (asked[1][row] - drafts)]
+        assert forced.kept_RD[row, : asked[1][row]].tolist() == expected
+    assert not forced.kept_RD[0].all() and not torch.equal(forced.kept_RD, plain.kept_RD)
+    torch.testing.assert_close(forced.acceptance_RD, plain.acceptance_RD)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from sparroll.engines.vllm.attention import batch
 from sparroll.engines.vllm.attention.batch import Rows
 from sparroll.engines.vllm.attention.state import State
 from worker_steps import RISING, Common, started
@@ -51,11 +52,13 @@ def test_rows_of_dense_requests_decode_and_read_everything() -> None:
     assert Rows.of(common).dense_R is None
 
 
+@pytest.mark.parametrize("few_rows", [0, 4, 128])
 @pytest.mark.parametrize("short_step_tokens", [0, 400])
 @pytest.mark.parametrize("may_replay", [False, True])
 def test_a_step_of_one_token_a_row_is_counted_in_few_operations_as_in_many(
-    short_step_tokens: int, may_replay: bool
+    short_step_tokens: int, may_replay: bool, few_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(batch, "FEW_ROWS", few_rows)
     # vLLM names the longest query; where it names a longer one, the rows are looked at one by one.
     drawn = np.random.default_rng(0)
     states = []
@@ -81,7 +84,7 @@ def test_a_step_of_one_token_a_row_is_counted_in_few_operations_as_in_many(
             rows.count(state, may_replay)
             told.append((state.step_is_whole, rows.decodes, rows.prefills))
             reads_all = None if rows.reads_all_R is None else rows.reads_all_R.tolist()
-            told[-1] += (rows.contexts_R, reads_all)
+            told[-1] += (list(rows.contexts_R), reads_all)
         assert told[0] == told[1]
     few, many = (state for _, state in states)
     assert few.report() == many.report()
@@ -103,7 +106,7 @@ def test_a_step_that_only_prefills_notes_and_counts_no_decode_row() -> None:
     state.take_short_reads()
     state.row_names = ["a", "b"]
     rows = Rows.of(Common.of([30, 50], [30, 90], [True, True]), None, state.row_names)
-    assert (rows.decodes, rows.prefills, rows.contexts_R) == (0, 2, [])
+    assert (rows.decodes, rows.prefills, len(rows.contexts_R)) == (0, 2, 0)
     rows.count(state)
     assert state.step_is_whole and state.take_short_reads() == {}
     assert (state.decoded.rows, state.counters.prefill_tokens) == (0, 80)
@@ -114,7 +117,7 @@ def test_padding_is_no_row_although_the_longest_query_has_one_token() -> None:
     common = Common.of([1, 1, 0, 0], [300, 40, 7, 7], [False] * 4)
     for names in (None, ["a", "b"], []):
         rows = Rows.of(common, None, names)
-        assert rows.contexts_R == [300, 40, 0, 0]
+        assert list(rows.contexts_R) == [300, 40, 0, 0]
     rows.count(state)
     assert (state.decoded.rows, state.decoded.context_tokens) == (2, 340)
 

@@ -22,8 +22,8 @@ from sparroll.errors import UserError
 MOST_PROGRAMS = 1024
 """Most programs per head. A decode step has fewer tokens than that; a prefill would otherwise start thousands of
 programs."""
-FEW_PROGRAMS = 2048
-"""About half as many as a large GPU holds at a time. Of many more, most would be started only to end at once."""
+FEW_PROGRAMS = 4096
+"""About as many as an H200 holds at a time. Of many more, most would be started only to end at once."""
 MOST_LAYERS_EACH = 4
 """Layers that a program writes one after the other, where there would otherwise be too many programs."""
 

@@ -275,17 +275,15 @@ def keys_and_values(kv_cache: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
     return keys, values
 
 
-def host_lengths(common: Any) -> list[int]:
-    """Context lengths of the rows of a step, the new tokens included, without asking the device. A list, because a tensor
-    gives one in a fraction of the time that a view of it as an array takes, where a step of a small model waits for the
-    host."""
+def host_lengths(common: Any) -> Any:
+    """Context lengths of the rows of a step, the new tokens included, without asking the device: a CPU tensor or an array,
+    which the next step overwrites."""
     lengths = getattr(common, "seq_lens_cpu_upper_bound", None)
     if lengths is None:
         lengths = getattr(common, "_seq_lens_cpu", None)
     if lengths is None:
         lengths = common.seq_lens.cpu()
-    numbers: list[int] = lengths.tolist()
-    return numbers
+    return lengths
 
 
 def as_array(numbers: Any) -> np.ndarray:

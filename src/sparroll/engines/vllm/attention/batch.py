@@ -14,6 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from sparroll.engines.vllm import compat
+from sparroll.engines.vllm.attention.decode_rows import FEW_ROWS, Contexts
 from sparroll.engines.vllm.attention.state import State
 
 
@@ -42,8 +43,9 @@ class Rows:
     """Number of rows in front with at most one new token each: rows that decode, one-token ends of chunked prompts, and
     padding."""
     prefills: int
-    contexts_R: list[int]
-    """Context lengths of the `decodes` rows, the new token included; 0 for padding."""
+    contexts_R: Contexts
+    """Context lengths of the `decodes` rows, the new token included; 0 for padding. An array may be vLLM's memory, which
+    the next step overwrites."""
     whole_R: np.ndarray | None
     """Which of these rows must read everything because they are the end of a prompt; None where none must."""
     dense_R: np.ndarray | None
@@ -57,31 +59,29 @@ class Rows:
         lengths are 0 there."""
         count, lengths = common.num_reqs, compat.host_lengths(common)
         if names and common.max_query_len == 1:
-            contexts_R = lengths[: min(len(names), count)]
-            contexts_R += [0] * (count - len(contexts_R))
-            return Rows._of_one_token_each(common, contexts_R, dense_rows)
+            return Rows._of_one_token_each(common, _of_names(lengths, len(names), count), dense_rows)
         starts = compat.as_array(common.query_start_loc_cpu)
         new_tokens = starts[1 : count + 1] - starts[:count]
         longer = np.flatnonzero(new_tokens > 1)
         decodes = int(longer[0]) if len(longer) else count
-        contexts = np.where(new_tokens == 0, 0, _of_rows(np.array(lengths, dtype=np.int64), count, np.int64))
+        contexts = np.where(new_tokens == 0, 0, _of_rows(compat.as_array(lengths), count, np.int64))
         alone = ((new_tokens == 1) & (contexts == 1))[:decodes]
         whole = _ends_of_prompts(alone, common.is_prefilling)
         return Rows(
             decodes=decodes,
             prefills=count - decodes,
-            contexts_R=contexts[:decodes].tolist(),
+            contexts_R=contexts[:decodes],
             whole_R=whole,
             dense_R=None if dense_rows is None else _of_rows(dense_rows, count, bool)[:decodes],
             prefill_tokens=int(new_tokens[decodes:].sum()),
         )
 
     @staticmethod
-    def _of_one_token_each(common: Any, contexts_R: list[int], dense_rows: np.ndarray | None) -> Rows:
+    def _of_one_token_each(common: Any, contexts_R: Contexts, dense_rows: np.ndarray | None) -> Rows:
         """The same where every row that is no padding has exactly one new token, as nearly all steps have it: a few
         operations. Requests that take no part in a draft step look like padding, with a context of 0."""
         count, prefilling = len(contexts_R), common.is_prefilling
-        some_end = 1 in contexts_R or (prefilling is not None and True in prefilling.tolist())
+        some_end = 1 in contexts_R or (prefilling is not None and _any(prefilling))
         return Rows(
             decodes=count,
             prefills=0,
@@ -111,7 +111,7 @@ class Rows:
         if self.whole_R is not None:
             contexts = np.array(contexts_R, dtype=np.int64)
             tail = int(np.count_nonzero(contexts[self.whole_R]))
-            contexts_R = np.where(self.whole_R, 0, contexts).tolist()
+            contexts_R = np.where(self.whole_R, 0, contexts)
         state.counters.prefill_tokens += self.prefill_tokens + tail
         if state.checks_drafts and not state.drafting:
             state.counters.prefill_tokens -= state.check_rows
@@ -126,6 +126,19 @@ def _ends_of_prompts(alone_R: np.ndarray, prefilling: Any) -> np.ndarray | None:
     if prefilling is not None:
         alone_R = alone_R | _of_rows(compat.as_array(prefilling), len(alone_R), bool)
     return alone_R if alone_R.any() else None
+
+
+def _of_names(lengths: Any, names: int, rows: int) -> Contexts:
+    """Context lengths of so many rows, of which the first have names; 0 of those behind them."""
+    if rows > FEW_ROWS:
+        return _of_rows(compat.as_array(lengths)[:names], rows, np.int64)
+    few: list[int] = lengths.tolist()[: min(names, rows)]
+    return few + [0] * (rows - len(few))
+
+
+def _any(flags: Any) -> bool:
+    """Whether any flag of a tensor or an array is set. The bytes of an array of bool are searched sooner than itself."""
+    return True in flags.tolist() if len(flags) <= FEW_ROWS else 1 in compat.as_array(flags).tobytes()
 
 
 def _of_rows(known: np.ndarray, rows: int, dtype: np.typing.DTypeLike) -> np.ndarray:

@@ -21,6 +21,7 @@ from vllm.v1.attention.backends.cpu_attn import (
 from sparroll.attention.decode import paged
 from sparroll.engines.vllm import compat
 from sparroll.engines.vllm.attention.batch import Rows, StepPlan
+from sparroll.engines.vllm.attention.decode_rows import most_and_total
 from sparroll.engines.vllm.attention.layer import SparseLayer
 from sparroll.engines.vllm.attention.state import STATE
 from sparroll.engines.vllm.settings import VLLMSettings
@@ -73,7 +74,7 @@ class SparseCPUMetadataBuilder(CPUAttentionMetadataBuilder):
         rows.count(STATE)
         if STATE.step_is_whole:
             return whole
-        count, longest = rows.decodes, max(rows.contexts_R)
+        count, longest = rows.decodes, most_and_total(rows.contexts_R)[0]
         context_tokens_R = common.seq_lens[:count].to(torch.int32)
         STATE.budgets.begin_step(rows.reads_all_R, self.vllm_config.scheduler_config.max_num_seqs)
         budgets_LR = STATE.budgets.of_step(context_tokens_R, torch.empty(STATE.layers, count, dtype=torch.int32))

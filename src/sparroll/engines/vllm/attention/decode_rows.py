@@ -11,9 +11,21 @@ import numpy as np
 
 from sparroll.schedule import Schedule
 
+Contexts = list[int] | np.ndarray
+"""Context lengths of the rows of a step, [R]."""
+FEW_ROWS = 128
+"""Of so few rows a tensor gives a list sooner than a view as an array, and its numbers are searched and added up sooner.
+That counts where a step of a small model waits for the host."""
 NOTHING = np.zeros((2, 1), dtype=np.int64)
 """A count of nothing, which can be added to the counts of any number of layers."""
 NOTHING.flags.writeable = False
+
+
+def most_and_total(contexts_R: Contexts) -> tuple[int, int]:
+    """The largest and the sum; 0 of none."""
+    if isinstance(contexts_R, list):
+        return max(contexts_R, default=0), sum(contexts_R)
+    return int(contexts_R.max(initial=0)), int(contexts_R.sum())
 
 
 @dataclass(frozen=True)
@@ -91,9 +103,9 @@ class ReadTables:
         layers_P = np.bincount(self._part_L, minlength=1 + len(self._parts))
         return np.tensordot(layers_P, self._left_out(contexts)[1], axes=1)
 
-    def leave_out(self, contexts_R: list[int], dense_R: np.ndarray | None) -> bool:
-        """Whether any of these rows leaves tokens out in some layer. dense_R: as in `decode_rows`."""
-        most = max(contexts_R, default=0)
+    def leave_out(self, contexts_R: Contexts, dense_R: np.ndarray | None, most: int) -> bool:
+        """Whether any of these rows leaves tokens out in some layer. dense_R: as in `decode_rows`. most: the longest of the
+        contexts."""
         if most <= self._whole_tokens:
             return False
         self._look_up_to(most)

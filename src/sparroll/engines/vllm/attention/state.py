@@ -13,14 +13,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 
 import numpy as np
 import torch
 
 from sparroll.attention.selectors import Selector
 from sparroll.engines.report import EngineReport, LayerReport
-from sparroll.engines.vllm.attention.decode_rows import NO_ROWS, NOTHING, DecodeRows, ReadTables
+from sparroll.engines.vllm.attention.decode_rows import (
+    NO_ROWS,
+    NOTHING,
+    Contexts,
+    DecodeRows,
+    ReadTables,
+    most_and_total,
+)
 from sparroll.engines.vllm.attention.device_budgets import DeviceBudgets
 from sparroll.engines.vllm.capacity import check_fits_engine, check_same_window
 from sparroll.errors import UserError
@@ -52,8 +58,8 @@ class Counters:
 class BegunStep:
     """A step whose metadata was built. The last one is under way, and others wait until they are counted."""
 
-    contexts_R: list[int]
-    """Contexts of its decode rows; 0 for rows that are none."""
+    contexts_R: Contexts
+    """Contexts of its decode rows; 0 for rows that are none. Nobody else writes to them."""
     dense_R: np.ndarray | None
     """Which rows belong to dense requests; None where none does."""
     not_decoding: DecodeRows
@@ -201,19 +207,22 @@ class State:
         self.budgets.set_schedule(schedule)
         self.reads = ReadTables(schedule, self.layers)
 
-    def begin_step(self, contexts_R: list[int], dense_R: np.ndarray | None, may_replay: bool) -> None:
-        """The metadata of a step is being built: these are the contexts of its decode rows, and 0 for rows that are none,
-        and which of them belong to dense requests (None: none). may_replay: whether a full CUDA graph may run the step.
+    def begin_step(self, contexts_R: Contexts, dense_R: np.ndarray | None, may_replay: bool) -> None:
+        """The metadata of a step is being built: these are the contexts of its decode rows, and 0 for rows that are none (an
+        array may be vLLM's memory; a list is kept), and which of them belong to dense requests (None: none). may_replay:
+        whether a full CUDA graph may run the step.
         From here on `step_is_whole` is about this step: it is true where no row leaves anything out, or the step is a short
         one, if a graph that may run it has no plan either."""
         self._end_step()
-        reads_all = sum(contexts_R) <= self.short_step_tokens or not self.reads.leave_out(contexts_R, dense_R)
+        most, total = most_and_total(contexts_R)
+        reads_all = total <= self.short_step_tokens or not self.reads.leave_out(contexts_R, dense_R, most)
         self.step_is_whole = reads_all and (bool(self.captured_whole) or not may_replay)
         if self.step_is_whole and self.short_reads is not None and self.row_names is not None:
             contexts = np.array(contexts_R, dtype=np.int64)
             self._note_short_reads(contexts if dense_R is None else np.where(dense_R, 0, contexts))
         not_decoding, self._not_decoding = self._not_decoding, NO_ROWS
-        self._step = BegunStep(contexts_R, dense_R, not_decoding, may_replay, self.step_is_whole)
+        kept_R = contexts_R if isinstance(contexts_R, list) else contexts_R.copy()
+        self._step = BegunStep(kept_R, dense_R, not_decoding, may_replay, self.step_is_whole)
 
     def _note_short_reads(self, contexts_R: np.ndarray) -> None:
         """Note what rows of a whole step read beyond the schedule. contexts_R: of those that the schedule applies to."""
@@ -315,8 +324,7 @@ class State:
 
     def _count(self, steps: Sequence[BegunStep], ran: dict[int, str], whole: bool) -> None:
         """Count the rows of these steps, and for each layer what it ran in them. whole: whether they had no plan."""
-        contexts_X = np.fromiter(chain.from_iterable(step.contexts_R for step in steps), dtype=np.int64)
-        dense_X = None
+        contexts_X, dense_X = np.concatenate([np.array(step.contexts_R, dtype=np.int64) for step in steps]), None
         if any(step.dense_R is not None for step in steps):
             dense_X = np.concatenate(
                 [np.zeros(len(s.contexts_R), bool) if s.dense_R is None else s.dense_R for s in steps]

@@ -26,7 +26,7 @@ from sparroll.engines.vllm.attention.state import STATE
 from sparroll.engines.vllm.windows.configure import check_of
 from sparroll.engines.vllm.windows.drafting import draft
 from sparroll.engines.vllm.windows.requests import CheckedTokens, WindowRequest
-from sparroll.engines.vllm.windows.settling import EXACT_ROWS, LEAN_ROWS, Policies, Settled, Tempers, Windows, settle
+from sparroll.engines.vllm.windows.settling import EXACT_ROWS, KERNEL_ROWS, Policies, Settled, Tempers, Windows, settle
 from sparroll.engines.vllm.windows.step_record import WindowCounters, record_step
 from sparroll.errors import UserError
 
@@ -101,7 +101,7 @@ class WindowRunner:
         result = super()._dummy_sampler_run(hidden_states)  # type: ignore[misc]
         most, rows = self.vllm_config.scheduler_config.max_num_seqs, self.most_drafts + 1
         hidden = torch.rand_like(hidden_states[:1])
-        for top_k, at_once in ((0, LEAN_ROWS), (1, EXACT_ROWS)):
+        for top_k, at_once in ((0, KERNEL_ROWS), (1, EXACT_ROWS)):
             requests = min(most, -(-at_once // rows))
             windows = Windows(
                 np.full(requests, rows),

@@ -16,8 +16,9 @@ from sparroll.draft_check import judge, residual, sampling_logp, sampling_probab
 from sparroll.engines import sampling
 from sparroll.engines.vllm.windows.masses import Masses, masses
 
-LEAN_ROWS, EXACT_ROWS = 512, 64
-"""Rows whose distributions are in memory at the same time, in float32 and in float64."""
+KERNEL_ROWS, LEAN_ROWS, EXACT_ROWS = 512, 256, 64
+"""Rows whose logits are in memory at the same time, and where no kernel compares them their distributions, in float32 and
+in float64."""
 _BLOCKS, _WIDTH = 128, 512
 
 
@@ -176,7 +177,7 @@ def settle(windows: Windows, policies: Policies, floor: float, top_k: int) -> Se
     """
     request_N, place_N, to_device = windows.request_N, windows.place_N, policies.to_device
     lean = not top_k and not (windows.tempers.temperature_R == 0).any()
-    judge_rows, at_once = (_judge_lean, LEAN_ROWS) if lean else (_judge_rows, EXACT_ROWS)
+    judge_rows, at_once = (_judge_lean, _lean_rows(windows)) if lean else (_judge_rows, EXACT_ROWS)
     if not windows.drafts_R.any():
         judge_rows = _draw_rows
     parts: list[tuple[Tensor, ...]] = []
@@ -208,6 +209,15 @@ def settle(windows: Windows, policies: Policies, floor: float, top_k: int) -> Se
         _redraw(windows, policies, floor, stands_RD, kept, token_ids, sparse_logp, dense_logp)
     none: list[Tensor | None] = [None] * 5
     return Settled(token_ids, stands_RD, kept, sparse_logp, dense_logp, draft_acceptance, acceptance, *(lists or none))
+
+
+def _lean_rows(windows: Windows) -> int:
+    return KERNEL_ROWS if _has_kernel(windows.draft_ids_RD, windows.tempers.top_p_R) else LEAN_ROWS
+
+
+def _has_kernel(on_device: Tensor, top_p: np.ndarray) -> bool:
+    """A top-p makes distributions that the kernel does not; they take PyTorch's operators, as on a CPU."""
+    return on_device.is_cuda and not (top_p < 1).any()
 
 
 def _draw_rows(windows: Windows, rows: _Rows, policies: Policies, floor: float, top_k: int) -> tuple[Tensor, ...]:
@@ -248,8 +258,7 @@ def _judge_lean(windows: Windows, rows: _Rows, policies: Policies, floor: float,
 def _masses(
     tempers: Tempers, rows: _Rows, dense_logits_nV: Tensor, policies: Policies, ids_n: Tensor, floor: float
 ) -> Masses:
-    """A top-p makes distributions that the kernel does not; they take PyTorch's operators, as on a CPU."""
-    if dense_logits_nV.is_cuda and not (tempers.top_p_R[rows.request_n] < 1).any():
+    if _has_kernel(dense_logits_nV, tempers.top_p_R[rows.request_n]):
         from sparroll.engines.vllm.windows.triton_masses import masses_of_logits
 
         heat_n = tempers.heat_R1[rows.request, 0]
