@@ -307,7 +307,9 @@ def test_sparse_rl_measures_the_trained_policy_alone(monkeypatch: pytest.MonkeyP
     ],
 )
 def test_mistakes_are_one_line(words: list[str], message: str, tmp_path: Path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(run, "BEGAN", time.time() - 3)
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
+    monkeypatch.setattr(run, "BEGAN", now - 3)
     assert run.main(["--out", str(tmp_path / "out"), *words]) == 2
     told = capsys.readouterr().err
     assert told.startswith("error: ") and message in told
