@@ -14,6 +14,12 @@ from sparroll.engines.vllm.attention.state import State
 from worker_steps import RISING, Common, started
 
 
+def assert_a_row_of_300_leaves_out(state: State) -> None:
+    """300 tokens are 19 units of 16, of which the last holds 12; no other row leaves anything out."""
+    assert state.decoded.sparse_L.tolist() == [0, 0, 1, 1, 1, 1]
+    assert state.decoded.unread_tokens_L.tolist() == [0] * 2 + [300 - (128 - 4)] * 4
+
+
 def test_a_mixed_step_is_told_apart_and_counted() -> None:
     # Two decode rows, the one-token end of a chunked prompt, a chunk of 30, a resumed request of 50 tokens.
     rows = Rows.of(Common.of([1, 1, 1, 30, 50], [40, 300, 129, 62, 90], [False, False, True, True, False]))
@@ -23,10 +29,8 @@ def test_a_mixed_step_is_told_apart_and_counted() -> None:
     assert not state.step_is_whole
     counted = state.counters
     assert (counted.tail_tokens, counted.prefill_tokens) == (1, 81)
-    # 300 tokens are 19 units of 16, of which the last holds 12.
     assert (state.decoded.rows, state.decoded.context_tokens) == (2, 340)
-    assert state.decoded.sparse_L.tolist() == [0, 0, 1, 1, 1, 1]
-    assert state.decoded.unread_tokens_L.tolist() == [0] * 2 + [300 - (128 - 4)] * 4
+    assert_a_row_of_300_leaves_out(state)
 
 
 def test_rows_of_dense_requests_decode_and_read_everything() -> None:
@@ -42,9 +46,7 @@ def test_rows_of_dense_requests_decode_and_read_everything() -> None:
     assert (counted.tail_tokens, counted.prefill_tokens) == (1, 1)
     assert (state.decoded.rows, state.decoded.context_tokens) == (3, 650)
     assert (state.decoded.dense_rows, state.decoded.dense_context_tokens) == (1, 310)
-    assert state.decoded.sparse_L.tolist() == [0, 0, 1, 1, 1, 1]
-    # 300 tokens are 19 units of 16, of which the last holds 12.
-    assert state.decoded.unread_tokens_L.tolist() == [0] * 2 + [300 - (128 - 4)] * 4
+    assert_a_row_of_300_leaves_out(state)
     report = state.report()
     assert (report.dense_request_steps, report.dense_request_context_tokens) == (1, 310)
     Rows.of(common, np.array([True] * 4)).count(state)
