@@ -47,7 +47,7 @@ from sparroll.attention.masked import triton_backward, triton_forward, triton_un
 from sparroll.attention.masked.triton_tiles import Layout, MaskedTile
 from sparroll.attention.selectors import QuantizedMean, Remainder, quantized_mean
 from sparroll.engines.vllm.scores import triton_scores
-from sparroll.engines.vllm.windows import triton_masses
+from sparroll.engines.vllm.windows import triton_draws, triton_masses
 
 _NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 _POINTERS = {
@@ -70,6 +70,12 @@ _POINTERS_OF = {
         **dict.fromkeys(("starts", "step_budgets", "out"), "*i32"),
         "reads_all": "*i1",
         "requests": "i32",
+    },
+    "triton_draws": {
+        **dict.fromkeys(("tile_most", "tile_sum"), "*fp32"),
+        "logits": "*bf16",
+        "greedy": "*i1",
+        "uniforms": "*fp64",
     },
     "triton_scores": {**dict.fromkeys(("logits", "parts", "logp"), "*fp32"), "sampled": "*i64", "ranks": "*i64"},
 }
@@ -233,6 +239,9 @@ def untyped(full: bool) -> Iterator[Kernel]:
         {"num_warps": 4},
     )
     yield "masses", triton_masses._masses, {"TILE": triton_masses.TILE}, {"num_warps": triton_masses.WARPS}
+    drawn = {"TILE": triton_draws.TILE}
+    yield "tiles of logits", triton_draws._measure_tiles, drawn, {"num_warps": triton_draws.WARPS}
+    yield "draws", triton_draws._draw_tokens, drawn | {"TILES": 128}, {"num_warps": triton_draws.WARPS}
     scores = {"CHUNK": 64, "CHUNKS_OF_BLOCK": 64, "launch_pdl": True}
     yield "parts of rows", triton_scores._scores_of_blocks, scores, {"num_warps": 4}
     for listed, warps in ((0, 4), (32, 8), (64, 8)) if full else ((32, 8),):

@@ -16,8 +16,9 @@ from sparroll.draft_check import sampling_probability, sampling_probability_of_t
 from sparroll.engines import sampling
 from sparroll.engines.vllm.attention.state import State
 from sparroll.engines.vllm.windows import settling, step_record
+from sparroll.engines.vllm.windows.draws import Tempers, draw
 from sparroll.engines.vllm.windows.requests import WindowRequest
-from sparroll.engines.vllm.windows.settling import Policies, Settled, Tempers, Windows, draw, settle
+from sparroll.engines.vllm.windows.settling import Policies, Settled, Windows, settle
 from sparroll.engines.vllm.windows.step_record import WindowCounters, record_step
 from sparroll.types import Checks
 

@@ -15,7 +15,7 @@ from vllm.config import CUDAGraphMode
 from vllm.forward_context import set_forward_context
 
 from sparroll.engines.vllm.attention.state import STATE
-from sparroll.engines.vllm.windows.settling import Tempers
+from sparroll.engines.vllm.windows.draws import Tempers
 
 
 def draft(
@@ -47,8 +47,7 @@ def draft(
         # Drawn from what is kept, so that the rule sees the very distribution, also where a head computes more exactly.
         logits_RV = runner.model.compute_logits(hidden[:requests]).to(logits_RWV.dtype)
         logits_RWV[:requests, place] = logits_RV
-        mass_RV = tempers.probabilities(logits_RV, everyone, everyone_R)
-        last_R = ids_RD[:, place] = tempers.draw(mass_RV, uniforms_RD[:, place], everyone, everyone_R)
+        last_R = ids_RD[:, place] = tempers.draw_of_logits(logits_RV, uniforms_RD[:, place], everyone, everyone_R)
     return ids_RD
 
 

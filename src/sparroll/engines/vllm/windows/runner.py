@@ -25,8 +25,9 @@ from sparroll.engines.vllm import compat
 from sparroll.engines.vllm.attention.state import STATE
 from sparroll.engines.vllm.windows.configure import check_of
 from sparroll.engines.vllm.windows.drafting import draft
+from sparroll.engines.vllm.windows.draws import Tempers
 from sparroll.engines.vllm.windows.requests import CheckedTokens, WindowRequest
-from sparroll.engines.vllm.windows.settling import EXACT_ROWS, KERNEL_ROWS, Policies, Settled, Tempers, Windows, settle
+from sparroll.engines.vllm.windows.settling import EXACT_ROWS, KERNEL_ROWS, Policies, Settled, Windows, settle
 from sparroll.engines.vllm.windows.step_record import WindowCounters, record_step
 from sparroll.errors import UserError
 

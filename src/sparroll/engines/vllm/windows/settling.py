@@ -5,7 +5,7 @@ imported."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,85 +13,12 @@ import torch
 from torch import Tensor
 
 from sparroll.draft_check import judge, residual, sampling_logp, sampling_probability_of_tokens
-from sparroll.engines import sampling
+from sparroll.engines.vllm.windows.draws import Tempers, draw, has_kernel
 from sparroll.engines.vllm.windows.masses import Masses, masses
 
 KERNEL_ROWS, LEAN_ROWS, EXACT_ROWS = 512, 256, 64
 """Rows whose logits are in memory at the same time, and where no kernel compares them their distributions, in float32 and
 in float64."""
-_BLOCKS, _WIDTH = 128, 512
-
-
-@dataclass(frozen=True)
-class Tempers:
-    """How each request of a step turns logits into the distribution that it draws from."""
-
-    temperature_R: np.ndarray
-    """0 is greedy."""
-    top_p_R: np.ndarray
-    heat_R1: Tensor
-    """What logits are divided by, on the device; 1 for greedy requests."""
-    greedy_R: Tensor
-
-    @staticmethod
-    def of(
-        temperatures: Sequence[float], top_ps: Sequence[float], to_device: Callable[[np.ndarray], Tensor]
-    ) -> Tempers:
-        """to_device: copies an array to the device."""
-        temperature_R = np.array(temperatures, dtype=np.float64)
-        heat_R = np.where(temperature_R == 0, 1.0, temperature_R).astype(np.float32)
-        return Tempers(
-            temperature_R,
-            np.array(top_ps, dtype=np.float64),
-            to_device(heat_R)[:, None],
-            to_device(temperature_R == 0),
-        )
-
-    def log_probs(self, logits_NV: Tensor, request_N: np.ndarray, on_device_N: Tensor) -> Tensor:
-        """[N, V] float32 log-probabilities after temperature and top-p. request_N: whose row each is, on the host and on
-        the device."""
-        logp_NV = torch.log_softmax(self._heated(logits_NV, on_device_N), dim=-1, dtype=torch.float32)
-        for row in np.flatnonzero(self.top_p_R[request_N] < 1):
-            logp_NV[row] = sampling.log_probs(logp_NV[row], 1.0, float(self.top_p_R[request_N[row]]))
-        return logp_NV
-
-    def probabilities(self, logits_NV: Tensor, request_N: np.ndarray, on_device_N: Tensor) -> Tensor:
-        """The same as probabilities, with fewer passes over the memory."""
-        if (self.top_p_R[request_N] < 1).any():
-            return self.log_probs(logits_NV, request_N, on_device_N).exp_()
-        return torch.softmax(self._heated(logits_NV, on_device_N), dim=-1, dtype=torch.float32)
-
-    def _heated(self, logits_NV: Tensor, on_device_N: Tensor) -> Tensor:
-        if np.isin(self.temperature_R, (0, 1)).all():
-            return logits_NV
-        return logits_NV.float() / self.heat_R1[on_device_N]
-
-    def draw(self, mass_NV: Tensor, uniform_N: Tensor, request_N: np.ndarray, on_device_N: Tensor) -> Tensor:
-        """[N] int64: a token for each row, drawn from these probabilities at `uniform_N`, or the most likely one."""
-        greedy = self.temperature_R[request_N] == 0
-        if greedy.all():
-            return mass_NV.argmax(-1)
-        drawn_N = draw(mass_NV, uniform_N)
-        return torch.where(self.greedy_R[on_device_N], mass_NV.argmax(-1), drawn_N) if greedy.any() else drawn_N
-
-
-def draw(mass_NV: Tensor, uniform_N: Tensor) -> Tensor:
-    """[N] what `sampling.sample` draws, up to the last bits of the sums: first a block of the vocabulary, then a token
-    in it. A cumulative sum over the whole vocabulary takes as long as a decode step on a GPU."""
-    vocabulary = mass_NV.shape[-1]
-    # Published vocabularies are multiples of 128. Others are filled up, which takes a copy.
-    width = vocabulary // _BLOCKS if vocabulary % _BLOCKS == 0 else _WIDTH
-    blocks = -(-vocabulary // width)
-    if blocks * width > vocabulary:
-        mass_NV = torch.nn.functional.pad(mass_NV, (0, blocks * width - vocabulary))
-    mass_NBX = mass_NV.unflatten(-1, (blocks, width))
-    ends_NB = mass_NBX.sum(-1, dtype=torch.float64).cumsum(-1)
-    aim_N1 = uniform_N[:, None] * ends_NB[:, -1:]
-    block_N1 = torch.searchsorted(ends_NB, aim_N1, right=True).clamp_max(blocks - 1)
-    before_N1 = ends_NB.gather(-1, (block_N1 - 1).clamp_min(0)) * (block_N1 > 0)
-    inside_NX = mass_NBX.gather(1, block_N1[:, :, None].expand(-1, 1, width))[:, 0].double().cumsum(-1)
-    place_N1 = torch.searchsorted(inside_NX, aim_N1 - before_N1, right=True).clamp_max(width - 1)
-    return (block_N1 * width + place_N1)[:, 0].clamp_max(vocabulary - 1)
 
 
 @dataclass(frozen=True)
@@ -212,12 +139,7 @@ def settle(windows: Windows, policies: Policies, floor: float, top_k: int) -> Se
 
 
 def _lean_rows(windows: Windows) -> int:
-    return KERNEL_ROWS if _has_kernel(windows.draft_ids_RD, windows.tempers.top_p_R) else LEAN_ROWS
-
-
-def _has_kernel(on_device: Tensor, top_p: np.ndarray) -> bool:
-    """A top-p makes distributions that the kernel does not; they take PyTorch's operators, as on a CPU."""
-    return on_device.is_cuda and not (top_p < 1).any()
+    return KERNEL_ROWS if has_kernel(windows.draft_ids_RD, windows.tempers.top_p_R) else LEAN_ROWS
 
 
 def _draw_rows(windows: Windows, rows: _Rows, policies: Policies, floor: float, top_k: int) -> tuple[Tensor, ...]:
@@ -240,8 +162,8 @@ def _judge_lean(windows: Windows, rows: _Rows, policies: Policies, floor: float,
     without = np.flatnonzero(~rows.drafted_n)
     if len(without):
         at, request_n = policies.to_device(without), rows.request_n[without]
-        mass_nV = tempers.probabilities(dense_logits_nV[at], request_n, rows.request[at])
-        ids_n = ids_n.index_copy(0, at, tempers.draw(mass_nV, draws[0, at], request_n, rows.request[at]))
+        drawn_n = tempers.draw_of_logits(dense_logits_nV[at], draws[0, at], request_n, rows.request[at])
+        ids_n = ids_n.index_copy(0, at, drawn_n)
     found = _masses(tempers, rows, dense_logits_nV, policies, ids_n, floor)
     kept_n = draws[1] * floor * found.draft_N < found.dense_N
     sparse_n = sampling_probability_of_tokens(found.dense_N, found.draft_N, found.accepted_N, floor)
@@ -258,7 +180,7 @@ def _judge_lean(windows: Windows, rows: _Rows, policies: Policies, floor: float,
 def _masses(
     tempers: Tempers, rows: _Rows, dense_logits_nV: Tensor, policies: Policies, ids_n: Tensor, floor: float
 ) -> Masses:
-    if _has_kernel(dense_logits_nV, tempers.top_p_R[rows.request_n]):
+    if has_kernel(dense_logits_nV, tempers.top_p_R[rows.request_n]):
         from sparroll.engines.vllm.windows.triton_masses import masses_of_logits
 
         heat_n = tempers.heat_R1[rows.request, 0]
