@@ -6,7 +6,8 @@
 One call runs the kernels' own tests, compiled, compares index, scores, choice and attention with the paged reference on
 the data that is timed, and then times attention under three plans (see triton_work_split.py): equal stretches for as
 many programs as run at the same time, equal stretches for half as many again, and stretches of a single (request, head)
-each, where programs suffice. `planned` is the one that `plan_step` takes; with it the whole layer is timed, too.
+each. For these as many programs are launched as run at the same time, or one for each (request, head) where that is
+more. `planned` is the one that `plan_step` takes; with it the whole layer is timed, too.
 Requests are somewhere in their responses ("mixed"), each with the budget that --schedule gives it, or all have
 --context tokens and an equal budget. `us` is as in decode_kernels.py, `floor` what the bytes take at the bandwidth of a
 large copy.
@@ -64,24 +65,33 @@ def tiles_of(choice: decode_kernels.Choice) -> np.ndarray:
     return -(-np.minimum(units, choice.unit_ids_RHN.shape[2]) * unit // case.workspace.tile.tokens)
 
 
-def share_of(plan: str, tiles: np.ndarray, workspace: StepWorkspace) -> int | None:
-    """Tiles in a stretch; None where programs do not suffice for stretches of a single (request, head)."""
+@dataclasses.dataclass(frozen=True)
+class Launched(StepWorkspace):
+    """The same workspace with another number of programs that read."""
+
+    launched: int = 0
+
+    def programs(self, requests: int) -> int:
+        return self.launched
+
+
+def launched(plan: str, workspace: StepWorkspace, requests: int) -> Launched:
+    programs = {
+        "running": workspace.running,
+        "programs": workspace.running * 3 // 2,
+        "own": max(workspace.running, requests * workspace.kv_heads),
+    }
+    return Launched(**vars(workspace), launched=programs[plan])
+
+
+def share_of(plan: str, tiles: np.ndarray, workspace: Launched) -> int:
+    """Tiles in a stretch."""
     if plan != "own":
-        return max(1, -(-int(tiles.sum()) * workspace.kv_heads // launched(plan, workspace).programs(len(tiles))))
-    if int((tiles > 0).sum()) * workspace.kv_heads > workspace.running:
-        return None
-    fits = (share for share in itertools.count(1) if own_programs(tiles, share, workspace) <= workspace.running)
-    return next(fits)
+        return max(1, -(-int(tiles.sum()) * workspace.kv_heads // workspace.launched))
+    return next(share for share in itertools.count(1) if stretches(tiles, share, workspace) <= workspace.launched)
 
 
-def launched(plan: str, workspace: StepWorkspace) -> StepWorkspace:
-    """The same workspace, whose programs are as many as run at the same time, or all that there is room for."""
-    if plan == "programs":
-        return dataclasses.replace(workspace, running=0)
-    return dataclasses.replace(workspace, arrivals_X=workspace.arrivals_X[: workspace.running])
-
-
-def own_programs(tiles: np.ndarray, share: int, workspace: StepWorkspace) -> int:
+def stretches(tiles: np.ndarray, share: int, workspace: StepWorkspace) -> int:
     return int((-(-tiles // share)).sum()) * workspace.kv_heads
 
 
@@ -108,11 +118,10 @@ def row_of(clock: fine_kernels.Clock, bandwidth: float, choice: decode_kernels.C
         "attention_us": {"planned": clock.graph_us(choice.attend)},
     }  # fmt: skip
     for plan in PLANS[1:]:
-        share = share_of(plan, tiles, workspace)
-        if share is None:
-            continue
+        programs = launched(plan, workspace, len(tiles))
+        share = share_of(plan, tiles, programs)
         write_plan(workspace, plan, tiles, share)
-        other = dataclasses.replace(choice, case=dataclasses.replace(case, workspace=launched(plan, workspace)))
+        other = dataclasses.replace(choice, case=dataclasses.replace(case, workspace=programs))
         other.out_RHGD.fill_(torch.nan)
         other.attend()
         decode_kernels.check_output(other)
@@ -122,7 +131,7 @@ def row_of(clock: fine_kernels.Clock, bandwidth: float, choice: decode_kernels.C
 
 def show(row: dict[str, Any]) -> None:
     about = f"{row['requests']:>4} {row['contexts']:>6} {row['budgets']:>9} {row['mean_budget_tokens']:>6.0f}"
-    cells = [f"{row['attention_us'].get(plan, float('nan')):>9.1f}" for plan in PLANS]
+    cells = [f"{row['attention_us'][plan]:>9.1f}" for plan in PLANS]
     print(f"{about} {row['floor_us']:>7.1f} {row['layer_us']:>7.1f} {' '.join(cells)}", flush=True)
 
 
@@ -132,12 +141,16 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--schedule", help="budgets of mixed batches: preset or file; not needed with --dry")
     parser.add_argument("--unit", default="4x4", choices=fine_kernels.UNITS, help="tokens x bits")
     parser.add_argument(
-        "--requests", type=int, nargs="+", default=[1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 64], help="mixed ones"
+        "--requests",
+        type=int,
+        nargs="+",
+        default=[1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 64, 80],
+        help="mixed ones",
     )
     parser.add_argument(
-        "--equal", type=int, nargs="+", default=[4, 16, 24, 32, 48, 64], help="requests of equal length"
+        "--equal", type=int, nargs="+", default=[4, 16, 24, 32, 40, 48, 64, 80, 256], help="requests of equal length"
     )
-    parser.add_argument("--budgets", type=int, nargs="+", default=[512, 1024], help="of these")
+    parser.add_argument("--budgets", type=int, nargs="+", default=[256, 512, 1024], help="of these")
     fine_kernels.add_shape(parser)
     options = parser.parse_args()
     if options.dry:

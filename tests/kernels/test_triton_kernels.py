@@ -236,12 +236,18 @@ def test_layers_are_planned_together_as_each_would_be_alone(lengths: list[int]) 
 
 @pytest.mark.parametrize(
     ("requests", "programs"),
-    [(1, 264), (8, 264), (9, 396), (12, 396), (16, 264), (24, 396), (29, 264), (32, 264), (33, 264), (34, 396)],
+    [
+        *[(1, 264), (8, 264), (9, 396), (12, 396), (16, 264), (24, 396), (29, 264), (32, 264), (33, 264), (34, 396)],
+        *[(49, 396), (50, 400), (80, 640)],
+    ],
 )
 def test_programs_that_read(requests: int, programs: int) -> None:
     """132 multiprocessors with two programs each, and 8 heads."""
-    workspace = StepWorkspace.allocate(40, 2, 32, torch.float32, PageMean(), DEVICE, 8, programs=264)
+    workspace = StepWorkspace.allocate(80, 2, 32, torch.float32, PageMean(), DEVICE, 8, programs=264)
     assert workspace.programs(requests) == programs
+    assert workspace.sharing(requests) == min(programs, 396)
+    assert workspace.may_own(requests) == (programs == 264 or requests > 33)
+    assert len(workspace.arrivals_X) >= programs and len(workspace.mixed_XGD) >= 2 * programs
 
 
 @pytest.mark.parametrize("heads", [1, 3])
@@ -260,10 +266,10 @@ def test_stretches_of_reading(lengths: list[int], programs: int, heads: int) -> 
     def stretches(share: int) -> int:
         return heads * sum(-(-each // share) for each in tiles)
 
-    taken = workspace.programs(len(lengths))
-    equal = max(1, -(-heads * sum(tiles) // taken))
-    own = next(share for share in itertools.count(equal) if taken != programs or stretches(share) <= programs)
-    if taken != programs or own > equal + 6:
+    launched = workspace.programs(len(lengths))
+    equal, may_own = max(1, -(-heads * sum(tiles) // workspace.sharing(len(lengths)))), workspace.may_own(len(lengths))
+    own = next(share for share in itertools.count(equal) if not may_own or stretches(share) <= launched)
+    if not may_own or own > equal + 6:
         assert share == equal
         assert sums == [0, *itertools.accumulate(tiles)]
     else:
@@ -280,6 +286,9 @@ def test_stretches_of_reading(lengths: list[int], programs: int, heads: int) -> 
         ([900, 400, 0, 650], 2, 24, 6, True),
         # Six of them and five programs at a time: eight programs.
         ([700, 33], 3, 5, 9, False),
+        # A program for each of eight, and for each of ten, where four run at a time.
+        ([300, 120, 280, 200], 2, 4, 10, True),
+        ([300, 120, 280, 200, 33], 2, 4, 11, True),
     ],
 )
 def test_attention_however_its_work_is_cut(

@@ -74,8 +74,9 @@ def _launch(
             scored_before_LR.stride(0),
             requests,
             most_units,
+            workspace.sharing(requests),
             workspace.programs(requests),
-            MAY_OWN=workspace.programs(requests) == workspace.running,
+            MAY_OWN=workspace.may_own(requests),
             HEADS=workspace.kv_heads,
             UNIT=selector.unit_tokens,
             READ_TILE=workspace.tile.tokens,
@@ -100,6 +101,7 @@ def _plan(
     scored_stride,
     requests,
     most_units,
+    sharing,
     programs,
     MAY_OWN: tl.constexpr,
     HEADS: tl.constexpr,
@@ -124,7 +126,7 @@ def _plan(
     else:
         scored = tl.where(request < requests, (most_units + SCORED_TILE - 1) // SCORED_TILE, 0)
     total = tl.sum(read, axis=0) * HEADS
-    share = tl.maximum((total + programs - 1) // programs, 1)
+    share = tl.maximum((total + sharing - 1) // sharing, 1)
     if MAY_OWN:
         own = _share_of_own(read, share, programs, HEADS)
         if own <= share + _ANEW_TILES:

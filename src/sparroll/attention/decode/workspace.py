@@ -79,7 +79,7 @@ class StepWorkspace:
     """Multiprocessors of the device."""
     kv_heads: int
     running: int
-    """Programs that read at the same time; there is room for half as many again (see `programs`)."""
+    """Programs that read at the same time."""
     read_before_R: Tensor
     """[most requests + 2] int32: tiles that one head of all requests before this one reads, and behind the total how many
     of them a program takes; see triton_work_split.py. Where every program reads for a single (request, head), the tiles
@@ -126,7 +126,7 @@ class StepWorkspace:
         tile = tile or Tile.default(dim, dtype.itemsize, device)
         processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 3
         running = programs or processors * tile.programs_per_multiprocessor
-        most_programs = running + (running + 1) // 2
+        most_programs = max(_half_as_many_again(running), max_requests * kv_heads)
         row_bytes = selector.index_row_bytes(dim)
         if selector.cut_at(dim) < selector.index_width(dim):
             row_bytes = selector.cut_at(dim) * selector.index_dtype.itemsize
@@ -161,17 +161,35 @@ class StepWorkspace:
             integers(most_programs),
         )
 
-    def programs(self, requests: int) -> int:
-        """Programs that share what a batch reads: as many as run at the same time where nearly all of them are busy with the
-        same number for each (request, head), else half as many again, so that whichever ends first makes room for another.
-        The number depends on nothing else, since CUDA graphs keep it. Programs without work would cost time."""
+    def sharing(self, requests: int) -> int:
+        """Programs that can take equal parts of what a batch reads: as many as run at the same time where nearly all of them
+        are busy with the same number for each (request, head), else half as many again, so that whichever ends first makes
+        room for another."""
         pairs = requests * self.kv_heads
         each = self.running // pairs
-        return self.running if each and pairs * each >= MOSTLY_BUSY * self.running else len(self.arrivals_X)
+        evenly = each and pairs * each >= MOSTLY_BUSY * self.running
+        return self.running if evenly else _half_as_many_again(self.running)
+
+    def programs(self, requests: int) -> int:
+        """Programs that are launched: enough for each (request, head) to have its own where there are more of these than
+        programs that run at the same time. The number depends on nothing else, since CUDA graphs keep it. Programs without
+        work would cost time."""
+        pairs = requests * self.kv_heads
+        return max(self.sharing(requests), pairs) if pairs > self.running else self.sharing(requests)
+
+    def may_own(self, requests: int) -> bool:
+        """Whether a plan may give each (request, head) programs of its own: where as many are launched as run at the same
+        time, and where each can have one."""
+        programs = self.programs(requests)
+        return programs == self.running or requests * self.kv_heads > self.running
 
     def unread_parts(self, pairs: int) -> int:
         """Programs that share what one of so many (request, head) does not read."""
         return max(1, min(-(-self.processors * UNREAD_PROGRAMS_PER_MULTIPROCESSOR // pairs), MOST_UNREAD_PARTS))
+
+
+def _half_as_many_again(running: int) -> int:
+    return running + (running + 1) // 2
 
 
 @dataclass(frozen=True)
