@@ -134,8 +134,9 @@ class Checks:
 
     def add(self, other: Checks) -> None:
         """Count these, too."""
-        for each in fields(self):
-            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+        counts = vars(self)
+        for name, count in vars(other).items():
+            counts[name] += count
 
 
 @dataclass(repr=False)

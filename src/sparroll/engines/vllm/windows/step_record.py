@@ -1,7 +1,7 @@
 """What the checks of a step said, kept with each request and counted over all. A window of a hundred requests has thousands
 of tokens, so everything that can be is an array over the requests. vLLM is not imported."""
 
-# R requests of a step, D rows of the longest window, L layers of the model
+# R requests of a step, D rows of the longest window, L layers of the model, X counts of a request
 
 from __future__ import annotations
 
@@ -75,14 +75,15 @@ def record_step(
     context_R = (context_RD * ran_RD).sum(-1)
     dense_R = np.array([request.dense for request in requests])
     unread_R = (STATE.reads.unread_tokens(context_RD) * ran_RD).sum(-1) * ~dense_R
-    for row in np.flatnonzero(own_R).tolist():
-        checks = Checks(1, *(int(each[row]) for each in (cut_R, looked_at_R, taken_back_R, extra_R, behind_stop_R)))
+    counts_RX = np.stack([own_R, cut_R, looked_at_R, taken_back_R, extra_R, behind_stop_R], -1, dtype=np.int64)[own_R]
+    read_RX = np.stack([check_read_R, context_R, unread_R], -1, dtype=np.int64)[own_R]
+    for row, counts, read in zip(np.flatnonzero(own_R).tolist(), counts_RX.tolist(), read_RX.tolist(), strict=True):
         said = requests[row].said
-        said.checks.add(checks)
-        said.check_read_tokens += int(check_read_R[row])
-        said.draft_context_tokens += int(context_R[row])
-        said.draft_unread_tokens += int(unread_R[row])
-        counters.checks.add(checks)
+        said.checks.add(Checks(*counts))
+        said.check_read_tokens += read[0]
+        said.draft_context_tokens += read[1]
+        said.draft_unread_tokens += read[2]
+    counters.checks.add(Checks(*counts_RX.sum(0).tolist()))
     counters.check_read_tokens += int(check_read_R[own_R].sum())
     gone_RD = ran_RD & (place_D >= count_R[:, None]) & own_R[:, None]
     counters.taken_back_context_tokens += int(context_RD[gone_RD].sum())
