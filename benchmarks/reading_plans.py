@@ -144,11 +144,15 @@ def parsed() -> argparse.Namespace:
         "--requests",
         type=int,
         nargs="+",
-        default=[1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 64, 80],
+        default=[1, 4, 8, 16, 24, 32, 40, 48, 64, 80],
         help="mixed ones",
     )
     parser.add_argument(
-        "--equal", type=int, nargs="+", default=[4, 16, 24, 32, 40, 48, 64, 80, 256], help="requests of equal length"
+        "--equal",
+        type=int,
+        nargs="+",
+        default=[16, 32, 40, 48, 56, 64, 72, 80, 96, 112, 128],
+        help="requests of equal length",
     )
     parser.add_argument("--budgets", type=int, nargs="+", default=[256, 512, 1024], help="of these")
     fine_kernels.add_shape(parser)

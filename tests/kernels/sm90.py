@@ -247,12 +247,12 @@ def untyped(full: bool) -> Iterator[Kernel]:
     for listed, warps in ((0, 4), (32, 8), (64, 8)) if full else ((32, 8),):
         constants = {**scores, "CHUNKS": 4096, "BLOCKS": 64, "LISTED": listed}
         yield f"rows with {listed} lanes", triton_scores._scores_of_rows, constants, {"num_warps": warps}
-    plan = {"MAY_OWN": True, "HEADS": 8, "UNIT": 16, "READ_TILE": 64, "SCORED_TILE": 32, "LANES_R": 256}
-    for with_budgets in (True, False) if full else (True,):
+    plan = {"HEADS": 8, "UNIT": 16, "READ_TILE": 64, "SCORED_TILE": 32, "LANES_R": 256}
+    for own, with_budgets in (("one", True), ("several", True), (None, False)) if full else (("one", True),):
         yield (
-            f"plan, budgets {with_budgets}",
+            f"plan, {own} of its own, budgets {with_budgets}",
             triton_work_split._plan,
-            {**plan, "WITH_BUDGETS": with_budgets},
+            {**plan, "OWN": own, "WITH_BUDGETS": with_budgets},
             {"num_warps": 4},
         )
     yield "budgets", triton_budgets._look_up, {"S": 64, "UNLIMITED": 1 << 30, "TILE": 64}, {"num_warps": 4}

@@ -2,8 +2,9 @@
 the same in all layers with the same budgets, so they are computed once a step.
 
 Programs that score take equal stretches. Those that read do so, too, or each of them reads for a single (request, head):
-one that goes on with another begins anew, and the parts of those that are cut must be added up. The plan takes what should
-be faster (benchmarks/reading_plans.py times both)."""
+one that goes on with another begins anew, and the parts of those that are cut must be added up. Where there are more
+(request, head) than programs that run at a time, each gets one of its own only if they read about equally much, because
+the longest may begin last. The plan takes what should be faster (benchmarks/reading_plans.py times both)."""
 
 # R requests, L layers with budgets of their own
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 _ANEW_TILES = tl.constexpr(6)
 """What a program could read while it begins anew and adds up parts, in tiles: 64 tokens each on an H200."""
+_UNEVEN_PART = tl.constexpr(4)
+"""The longest of all lists may exceed their mean by this part of it, a quarter, where they count as equally long."""
 
 
 def request_lanes(requests: int) -> int:
@@ -76,7 +79,7 @@ def _launch(
             most_units,
             workspace.sharing(requests),
             workspace.programs(requests),
-            MAY_OWN=workspace.may_own(requests),
+            OWN=workspace.own_programs(requests),
             HEADS=workspace.kv_heads,
             UNIT=selector.unit_tokens,
             READ_TILE=workspace.tile.tokens,
@@ -103,7 +106,7 @@ def _plan(
     most_units,
     sharing,
     programs,
-    MAY_OWN: tl.constexpr,
+    OWN: tl.constexpr,
     HEADS: tl.constexpr,
     UNIT: tl.constexpr,
     READ_TILE: tl.constexpr,
@@ -127,9 +130,14 @@ def _plan(
         scored = tl.where(request < requests, (most_units + SCORED_TILE - 1) // SCORED_TILE, 0)
     total = tl.sum(read, axis=0) * HEADS
     share = tl.maximum((total + sharing - 1) // sharing, 1)
-    if MAY_OWN:
+    if OWN is not None:
         own = _share_of_own(read, share, programs, HEADS)
-        if own <= share + _ANEW_TILES:
+        if OWN == "one":
+            pairs = tl.sum((read > 0).to(tl.int32), axis=0) * HEADS
+            better = tl.max(read, axis=0) * pairs - total <= total // _UNEVEN_PART
+        else:
+            better = own <= share + _ANEW_TILES
+        if better:
             share = own
             read = (read + own - 1) // own * own
     tl.store(read_before + request + 1, tl.cumsum(read, axis=0), mask=request < requests)

@@ -7,6 +7,7 @@ and batch sizes; what changes from step to step is a plan in it (paged.plan_step
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -31,6 +32,8 @@ these parts one after the other."""
 MOSTLY_BUSY = 0.85
 """Where less than this share of the programs that run at the same time would have something to read, if each read for a
 single (request, head), none does."""
+HALF_SECOND_ROUND = 1.5
+"""Rounds in which programs run, one after the other, where the second is half full."""
 ROOMY = {(8, 0), (9, 0), (10, 0), (10, 3)}
 """Compute capabilities with 164 KB of shared memory or more on each multiprocessor."""
 
@@ -171,17 +174,19 @@ class StepWorkspace:
         return self.running if evenly else _half_as_many_again(self.running)
 
     def programs(self, requests: int) -> int:
-        """Programs that are launched: enough for each (request, head) to have its own where there are more of these than
-        programs that run at the same time. The number depends on nothing else, since CUDA graphs keep it. Programs without
-        work would cost time."""
-        pairs = requests * self.kv_heads
-        return max(self.sharing(requests), pairs) if pairs > self.running else self.sharing(requests)
+        """Programs that are launched. The number depends on nothing else, since CUDA graphs keep it. Programs without work
+        would cost time."""
+        sharing = self.sharing(requests)
+        return max(sharing, requests * self.kv_heads) if self.own_programs(requests) == "one" else sharing
 
-    def may_own(self, requests: int) -> bool:
-        """Whether a plan may give each (request, head) programs of its own: where as many are launched as run at the same
-        time, and where each can have one."""
-        programs = self.programs(requests)
-        return programs == self.running or requests * self.kv_heads > self.running
+    def own_programs(self, requests: int) -> Literal["several", "one"] | None:
+        """Whether a plan may give each (request, head) programs of its own: several where as many are launched as run at the
+        same time, and one where they run in two rounds or more. Two rounds that are nearly full are slower than equal
+        parts."""
+        if self.sharing(requests) == self.running:
+            return "several"
+        rounds = requests * self.kv_heads / self.running
+        return "one" if 1 < rounds <= HALF_SECOND_ROUND or rounds > 2 else None
 
     def unread_parts(self, pairs: int) -> int:
         """Programs that share what one of so many (request, head) does not read."""
