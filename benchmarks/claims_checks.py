@@ -23,6 +23,8 @@ from sparroll.plan.check_time import ATTENTION_SHARE, LAYERS_SHARE, LOGIT_BYTES,
 from sparroll.plan.hardware import find_hardware
 from sparroll.plan.model_shape import model_shape
 
+LARGER_UNITS = "verified-rollouts-wide-budgets-qwen3-1.7b-h200"
+
 
 def checked_speed() -> Figures:
     """Windows of 64 under the schedule of .86, by the share of windows that are cut, and with 65 rows."""
@@ -52,8 +54,8 @@ def _windows_of_64(name: str) -> list[dict[str, Any]]:
 
 def planned_checks() -> Figures:
     """Windows of 64 in vLLM, at a moment of the steady set, beside what a plan has for them."""
-    name = "verified-rollouts-wide-256-steady-qwen3-1.7b-h200"
-    _, timed, *_ = (each for each in timed_checks() if each.record == name and each.cell["kept_share_forced"] > 0.9995)
+    of_record = [each for each in timed_checks() if each.record == LARGER_UNITS and each.cell["set"] == "steady"]
+    _, timed, *_ = (each for each in of_record if each.cell["kept_share_forced"] > 0.9995)
     return {
         "requests": str(timed.batch),
         "context": f"{timed.context_tokens:,.0f}",
@@ -129,33 +131,19 @@ def checked_units_h200() -> Figures:
 
 
 def checked_larger_units_h200() -> Figures:
-    """Small units with larger budgets on an H200, at the two shares of cut windows that were forced."""
-    cells = results("verified-rollouts-wide-budgets-qwen3-1.7b-h200", "verified-rollouts")
+    """Small units with larger budgets on an H200, with verdicts that wait for nothing, at the two shares of cut windows that
+    were forced."""
+    cells = results(LARGER_UNITS, "verified-rollouts")
     runs = [run for run in cells if "moments" in run and run["engine"] == "verified"]
+    kept = sorted({run["kept_share_forced"] for run in runs})
     figures: dict[str, str] = {}
-    for budget in ("256", "512"):
-        for name in ("drained", "steady"):
-            of = [run for run in runs if run["set"] == name and run["schedule"] == f"wide-{budget}-4x4"]
-            fewest = max(of, key=lambda run: run["kept_share_forced"])
-            figures[f"{name}_{budget}"] = down(fewest["of_dense"], 2)
-    fewest = [run for run in runs if run["kept_share_forced"] == max(each["kept_share_forced"] for each in runs)]
-    cuts = [statistics.mean(cell["cut_share"] for cell in moments_of(run, cells)) for run in fewest]
-    return figures | {"cut_least": up(100 * min(cuts), 1), "cut_most": up(100 * max(cuts), 1)}
-
-
-def checked_without_waits() -> Figures:
-    """256 tokens in small units on the steady set of an H200, with verdicts that wait for nothing."""
-    cells = results("verified-rollouts-wide-256-steady-qwen3-1.7b-h200", "verified-rollouts")
-    runs = [run for run in cells if "moments" in run and run["engine"] == "verified"]
-    fewest, most = sorted(runs, key=lambda run: -run["kept_share_forced"])
-    cuts = [statistics.mean(cell["cut_share"] for cell in moments_of(run, cells)) for run in (fewest, most)]
-    return {
-        "fewest": down(fewest["of_dense"], 2),
-        "most": down(most["of_dense"], 2),
-        "fewest_cut": up(100 * cuts[0], 1),
-        "most_cut": up(100 * cuts[1], 1),
-        "waited": checked_larger_units_h200()["steady_256"],
-    }
+    for share, many in zip(kept, ("_many", ""), strict=True):
+        forced = [run for run in runs if run["kept_share_forced"] == share]
+        for run in forced:
+            figures[f"{run['set']}_{run['schedule'].split('-')[1]}{many}"] = down(run["of_dense"], 2)
+        cuts = [statistics.mean(cell["cut_share"] for cell in moments_of(run, cells)) for run in forced]
+        figures |= {f"cut_least{many}": up(100 * min(cuts), 1), f"cut_most{many}": up(100 * max(cuts), 1)}
+    return figures
 
 
 def _cut_share_at_128() -> float:
@@ -275,9 +263,8 @@ PAGES: Mapping[str, Claims] = {
         "`wide-512-4x4` (2,048 in layers 0 and 1) is {drained_512} times as fast as dense attention on the drained set and "
         "{steady_512} times on the steady one, and `wide-256-4x4` (1,024) {drained_256} and {steady_256} times, with "
         "{cut_least} to {cut_most} % of the windows cut": checked_larger_units_h200,
-        "`wide-256-4x4` is {fewest} times as fast as dense attention on the steady set with {fewest_cut} % of the windows "
-        "cut, and {most} times with {most_cut} % (": checked_without_waits,
-        "where the record before has {waited}.": checked_without_waits,
+        "With {cut_least_many} to {cut_most_many} % of them cut it is {drained_512_many}, {steady_512_many}, "
+        "{drained_256_many} and {steady_256_many} times.": checked_larger_units_h200,
         "drafts gained {middle} in dense accuracy and dense rollouts {dense}; three seeds": draft_budgets,
         "decode {larger} instead of {small} times as fast on the steady set without a check, but in the study "
         "{larger_cut} % of their windows are cut": checked_units_h200,
@@ -296,10 +283,13 @@ PAGES: Mapping[str, Claims] = {
     "docs/verified-rollouts.md": {
         "Whole runs of many requests keep {calibrated_drained_share} where requests end one by one, and "
         "{calibrated_steady_share} where new ones always follow.": checked_runs,
-        "whole runs on an H200 are [{fewest} times as fast](results.md#verified-rollouts) as dense ones where new requests "
-        "always follow": checked_without_waits,
-        "training in the study [gained {middle}](study.md#verified-rollouts), with 512 tokens {large}, and with dense "
-        "rollouts {dense}.": draft_budgets,
+        "whole runs on an H200 are [{steady_256} times as fast](results.md#verified-rollouts) as dense ones where new "
+        "requests always follow and {drained_256} times where requests end one by one, checks included": (
+            checked_larger_units_h200
+        ),
+        "With 512 tokens they are {steady_512} and {drained_512} times as fast": checked_larger_units_h200,
+        "training in the study [gained {middle}](study.md#verified-rollouts) in dense accuracy": draft_budgets,
+        "training gained {large}. Dense rollouts gained {dense}.": draft_budgets,
         "takes {verified} s with checks and {sparse} s without them, measuring left out": checked_step,
         "keep [{none} of the tokens per second](results.md#verified-rollouts) if nothing is taken back, {few} if {few_cut} "
         "% of the windows are cut (about the study's rate), and {many} if {many_cut} % are": checked_speed,

@@ -271,7 +271,7 @@ def test_stretches_of_reading(lengths: list[int], programs: int, heads: int) -> 
     equal = max(1, -(-heads * sum(tiles) // workspace.sharing(len(lengths))))
     own = next(share for share in itertools.count(equal) if not may_own or stretches(share) <= launched)
     total = heads * sum(tiles)
-    equally_long = heads * max(tiles) * sum(each > 0 for each in tiles) - total <= total // 4
+    equally_long = heads * max(tiles) * sum(each > 0 for each in tiles) - total <= total // 8
     if not may_own or (own > equal + 6 if may_own == "several" else not equally_long):
         assert share == equal
         assert sums == [0, *itertools.accumulate(tiles)]

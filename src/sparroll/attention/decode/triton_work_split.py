@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 _ANEW_TILES = tl.constexpr(6)
 """What a program could read while it begins anew and adds up parts, in tiles: 64 tokens each on an H200."""
-_UNEVEN_PART = tl.constexpr(4)
-"""The longest of all lists may exceed their mean by this part of it, a quarter, where they count as equally long."""
+_UNEVEN_PART = tl.constexpr(8)
+"""The longest of all lists may exceed their mean by this part of it, an eighth, where they count as equally long."""
 
 
 def request_lanes(requests: int) -> int:
