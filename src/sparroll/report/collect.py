@@ -23,7 +23,7 @@ from sparroll.report.data import (
     thin,
     told_apart,
 )
-from sparroll.report.reading import reading, records_in
+from sparroll.report.reading import reading, records_in, texts, written
 from sparroll.report.training_runs import read_run, unfinished_runs
 from sparroll.rounding import percent_up, rounded_down
 from sparroll.schedule import Schedule
@@ -159,13 +159,13 @@ def _measurement(folder: str, model: str, results: dict[str, Any]) -> Measured:
         folder=folder,
         model=model,
         curves=tuple(curves),
-        estimator=ceiling["tail"]["estimator"],
-        quantile=ceiling["tail"]["quantile"],
+        estimator=written(ceiling["tail"], "estimator"),
+        quantile=written(ceiling["tail"], "quantile"),
         target=(schedule.target or {}).get("at_least") if schedule else None,
         schedule=schedule,
         # A record without the field is of a time when the value was all that a verification could ask for.
         bound=verification.get("bound", "value") if verification else None,
-        notes=tuple(results.get("notes", ())),
+        notes=texts(results.get("notes", ())),
         tradeoff=results.get("tradeoff"),
     )
 

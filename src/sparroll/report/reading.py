@@ -6,10 +6,13 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
 from sparroll.errors import UserError
+from sparroll.mismatch.impossible import ImpossibleShare
+from sparroll.mismatch.table import TailRow
 
 FOLDERS = ("", "*/", "*/*/")
 """Where a report looks: in the folder, and up to two folders down."""
@@ -26,6 +29,9 @@ _NEEDED = {
     "quickstart": ("kv_read_share", "wall_seconds"),
 }  # fmt: skip
 """What the page shows of the results of each kind of record, with dots between the keys of nested tables."""
+_OF_A_ROW = tuple(each.name for each in fields(TailRow) if each.default is MISSING)
+"""Later fields may be missing in older records."""
+_OF_A_SHARE = tuple(each.name for each in fields(ImpossibleShare) if each.default is MISSING)
 _OF_A_TASK = ("paired", "policies")
 _OF_A_POLICY = (
     "tail", "response_tokens.mean", "truncated_share", "kv_read_share", "tokens_per_second", "excluded_samples",
@@ -64,7 +70,15 @@ def _is_ours(path: Path) -> bool:
 
 def check_results(kind: str, results: dict[str, Any]) -> None:
     """Raise KeyError, with the name of what is missing, if the results lack what the page shows."""
-    _look(results, _NEEDED.get(kind, ()))
+    _look(results, _NEEDED.get(kind, ()), or_null=kind != "plan")
+    for row in _rows_of_tails(results):
+        _look(row, _OF_A_ROW, or_null=False)
+        for share in row.get("impossible") or ():
+            _look(share, _OF_A_SHARE, or_null=False)
+    if kind == "quickstart":
+        written(results, "wall_seconds")
+    if kind == "plan":
+        texts(results["assumptions"])
     if kind == "evaluation":
         for task in results["tasks"].values():
             _look(task, _OF_A_TASK)
@@ -74,13 +88,41 @@ def check_results(kind: str, results: dict[str, Any]) -> None:
         _look(results["tradeoff"], _OF_A_TRADEOFF)
 
 
-def _look(table: dict[str, Any], names: tuple[str, ...]) -> None:
+def _look(table: dict[str, Any], names: tuple[str, ...], or_null: bool = True) -> None:
     for name in names:
         found: Any = table
         for part in name.split("."):
             if part not in found:
                 raise KeyError(name)
             found = found[part]
+        if found is None and not or_null:
+            raise KeyError(name)
+
+
+def _rows_of_tails(table: Any) -> Iterator[dict[str, Any]]:
+    """The rows of every table of tails in a record, wherever it lies."""
+    if isinstance(table, dict):
+        if "quantile_value" in table:
+            yield table
+        for each in table.values():
+            yield from _rows_of_tails(each)
+    elif isinstance(table, list):
+        for each in table:
+            yield from _rows_of_tails(each)
+
+
+def written(table: dict[str, Any], name: str) -> Any:
+    """A value that is there and is not null. Raises KeyError with its name."""
+    if table[name] is None:
+        raise KeyError(name)
+    return table[name]
+
+
+def texts(values: Any) -> tuple[str, ...]:
+    """Raises TypeError for what is no list of texts."""
+    if not isinstance(values, (list, tuple)) or not all(isinstance(each, str) for each in values):
+        raise TypeError(f"not a list of texts: {values!r}")
+    return tuple(values)
 
 
 @contextmanager
@@ -88,8 +130,8 @@ def reading(path: Path) -> Iterator[None]:
     """Raise UserError with the name of the file for everything that a table without the expected keys leads to."""
     try:
         yield
-    except UserError:
-        raise
+    except UserError as error:
+        raise damaged(path, error.message) from None
     except KeyError as error:
         raise damaged(path, f"it lacks {error}") from None
     except (AttributeError, IndexError, TypeError, ValueError) as error:

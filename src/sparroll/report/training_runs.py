@@ -9,7 +9,7 @@ from typing import Any
 from sparroll.draft_check import DraftCheck
 from sparroll.errors import UserError
 from sparroll.report.data import AccuracyPoint, GapPoint, TrainingRun
-from sparroll.report.reading import FOLDERS, reading
+from sparroll.report.reading import FOLDERS, reading, written
 from sparroll.schedule import Schedule
 from sparroll.train.reward_ends import reward_ends
 
@@ -22,9 +22,11 @@ _RESTORE = (
 def read_run(folder: Path, name: str, record: dict[str, Any]) -> TrainingRun:
     """The run whose result.json holds `record`. Raises UserError if its metrics.jsonl cannot be read."""
     path = folder / "metrics.jsonl"
-    lines = _lines(path)
+    lines, schedule = _lines(path), _last_schedule(folder)
     with reading(folder / "result.json"):
-        config, schedule = record["config"], _last_schedule(folder)
+        config = record["config"]
+        for key in config.keys() & {"model", "attention"}:
+            written(config, key)
         rollouts, target = _what_they_read(config, schedule), _target(config, schedule)
         tolerated = _tolerated_gap(config)
         ended_at = record["results"].get("steps")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +90,43 @@ def test_a_plan_that_lacks_what_the_page_shows_is_named(lacking: str, tmp_path: 
     refused(tmp_path, tmp_path / "plan.json", f"it lacks '{lacking}'")
     records.write(tmp_path / "plan.json", "plan", whole, config={"model": "Qwen3-1.7B"})
     write_report(tmp_path)
+
+
+def places(table: Any, *inside: Any) -> Iterator[tuple[Any, ...]]:
+    """Of everything in nested tables and lists, the outermost ones first."""
+    for place, value in (
+        table.items() if isinstance(table, dict) else enumerate(table) if isinstance(table, list) else ()
+    ):
+        yield (*inside, place)
+        yield from places(value, *inside, place)
+
+
+def with_null(table: Any, place: Any, *inner: Any) -> Any:
+    copy = table.copy()
+    copy[place] = with_null(table[place], *inner) if inner else None
+    return copy
+
+
+@pytest.mark.parametrize("kind", ["plan", "profile", "calibration", "train"])
+def test_a_record_with_a_null_is_shown_or_named_wherever_it_stands(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / f"{kind}.json"
+    if kind == "plan":
+        records.write(path, kind, records.plain(plans()[0].results), config={"model": "Qwen3-1.7B"})
+    elif kind == "train":
+        write_run(tmp_path / "run")
+        path = tmp_path / "run" / "result.json"
+    else:
+        write_profile(path, "first", kind)
+    record, errors = json.loads(path.read_text()), list[str]()
+    edited = [(part, *place) for part in ("results", "config") for place in places(record[part])]
+    for place in edited:
+        path.write_text(json.dumps(with_null(record, *place)))
+        try:
+            write_report(tmp_path)
+        except UserError as error:
+            errors.append(error.message)
+    assert all(message.startswith(f"cannot read {path}: ") for message in errors)
+    assert 0 < len(errors) < len(edited), "some of them are not on the page"
 
 
 def test_an_evaluation_or_a_profile_without_its_figures_is_named(tmp_path: Path) -> None:
