@@ -78,7 +78,7 @@ class Launched(StepWorkspace):
 def launched(plan: str, workspace: StepWorkspace, requests: int) -> Launched:
     programs = {
         "running": workspace.running,
-        "programs": workspace.running * 3 // 2,
+        "programs": len(workspace.arrivals_X),
         "own": max(workspace.running, requests * workspace.kv_heads),
     }
     return Launched(**vars(workspace), launched=programs[plan])

@@ -235,20 +235,36 @@ def test_layers_are_planned_together_as_each_would_be_alone(lengths: list[int]) 
 
 
 @pytest.mark.parametrize(
-    ("requests", "programs"),
+    ("requests", "programs", "with_short_lists"),
     [
-        *[(1, 264), (8, 264), (9, 396), (12, 396), (16, 264), (24, 396), (29, 264), (32, 264), (33, 264), (34, 396)],
-        *[(49, 396), (50, 396), (66, 396), (67, 536), (80, 640)],
+        *[(1, 264, 264), (8, 264, 264), (9, 396, 396), (12, 396, 396), (16, 264, 264), (24, 396, 396), (29, 264, 264)],
+        *[(32, 264, 264), (33, 264, 264), (34, 396, 272), (49, 396, 392), (50, 396, 400), (80, 396, 640)],
     ],
 )
-def test_programs_that_read(requests: int, programs: int) -> None:
+def test_programs_that_read(requests: int, programs: int, with_short_lists: int) -> None:
     """132 multiprocessors with two programs each, and 8 heads."""
-    workspace = StepWorkspace.allocate(80, 2, 32, torch.float32, PageMean(), DEVICE, 8, programs=264)
-    assert workspace.programs(requests) == programs
-    assert workspace.sharing(requests) == min(programs, 396)
-    own = "several" if programs == 264 else "one" if requests > 66 or 33 < requests < 50 else None
-    assert workspace.own_programs(requests) == own
-    assert len(workspace.arrivals_X) >= programs and len(workspace.mixed_XGD) >= 2 * programs
+    for launched, short_lists in ((programs, False), (with_short_lists, True)):
+        workspace = StepWorkspace.allocate(
+            80, 2, 32, torch.float32, PageMean(), DEVICE, 8, programs=264, short_lists=short_lists
+        )
+        assert workspace.programs(requests) == launched
+        assert workspace.sharing(requests) == min(launched, 396)
+        one = "one" if short_lists and requests > 33 else None
+        assert workspace.own_programs(requests) == ("several" if launched == 264 else one)
+        assert len(workspace.arrivals_X) == 396 and len(workspace.mixed_XGD) == 2 * 396
+
+
+@pytest.mark.parametrize(("longest", "share"), [(1, 1), (192, 6), (193, 5)])
+def test_lists_that_are_shorter_than_beginning_anew_have_a_program_each(longest: int, share: int) -> None:
+    """Of 12 (request, head) where four run at a time. A tile is 32 tokens, and beginning anew takes as long as six."""
+    contexts = torch.tensor([longest, 0, 32, 1, 20], dtype=torch.int32, device=DEVICE)
+    workspace = StepWorkspace.allocate(
+        5, 2, 32, torch.float32, selector_of(4, QuantizedMean), DEVICE, 3, Tile(32, 4, 1, 1), 4, short_lists=True
+    )
+    paged.plan_step(contexts, torch.full_like(contexts, 320), selector_of(4, QuantizedMean), 100, workspace)
+    tiles = [-(-longest // 32), 0, 1, 1, 1]
+    rows = tiles if longest == 193 else [-(-each // share) * share for each in tiles]
+    assert workspace.read_before_R.tolist() == [0, *itertools.accumulate(rows), share]
 
 
 @pytest.mark.parametrize("heads", [1, 3])
@@ -267,12 +283,10 @@ def test_stretches_of_reading(lengths: list[int], programs: int, heads: int) -> 
     def stretches(share: int) -> int:
         return heads * sum(-(-each // share) for each in tiles)
 
-    launched, may_own = workspace.programs(len(lengths)), workspace.own_programs(len(lengths))
-    equal = max(1, -(-heads * sum(tiles) // workspace.sharing(len(lengths))))
-    own = next(share for share in itertools.count(equal) if not may_own or stretches(share) <= launched)
-    total = heads * sum(tiles)
-    equally_long = heads * max(tiles) * sum(each > 0 for each in tiles) - total <= total // 8
-    if not may_own or (own > equal + 6 if may_own == "several" else not equally_long):
+    taken = workspace.programs(len(lengths))
+    equal = max(1, -(-heads * sum(tiles) // taken))
+    own = next(share for share in itertools.count(equal) if taken != programs or stretches(share) <= programs)
+    if taken != programs or own > equal + 6:
         assert share == equal
         assert sums == [0, *itertools.accumulate(tiles)]
     else:
@@ -289,15 +303,12 @@ def test_stretches_of_reading(lengths: list[int], programs: int, heads: int) -> 
         ([900, 400, 0, 650], 2, 24, 6, True),
         # Six of them and five programs at a time: eight programs.
         ([700, 33], 3, 5, 9, False),
-        # A program for each of eight where three run at a time, and one or two for each of five where four do.
-        ([250, 230, 280, 256], 2, 3, 14, True),
-        ([250, 230, 280, 256, 250], 1, 4, 8, True),
-        # Not where some read much more than others.
-        ([300, 120, 280, 200], 2, 3, 12, False),
+        # Short lists, and eight of them: each has a program of its own, though three run at a time.
+        ([192, 0, 180, 33, 1], 2, 3, 6, "one"),
     ],
 )
 def test_attention_however_its_work_is_cut(
-    contexts: list[int], heads: int, programs: int, share: int, own: bool
+    contexts: list[int], heads: int, programs: int, share: int, own: bool | str
 ) -> None:
     """In three layers that read everything, half and an eighth, with memory for a larger batch."""
     cache = paged_cache(contexts, 4, heads=heads).index_written()
@@ -305,7 +316,16 @@ def test_attention_however_its_work_is_cut(
     budgets_LR = torch.stack([cache.context_tokens_R // part // 4 * 4 + 4 for part in (1, 2, 8)]).int()
     lists = [cache.chosen(cache.scores("reference"), budgets, 226, "reference") for budgets in budgets_LR]
     shared = StepWorkspace.allocate(
-        requests + 3, group, dim, cache.query_RHGD.dtype, cache.selector, DEVICE, heads, Tile(32, 4, 2, 1), programs
+        requests + 3,
+        group,
+        dim,
+        cache.query_RHGD.dtype,
+        cache.selector,
+        DEVICE,
+        heads,
+        Tile(32, 4, 2, 1),
+        programs,
+        short_lists=own == "one",
     )
     plans = LayerPlans.of(shared, 3)
     for poisoned in (plans.read_before_LR, plans.scored_before_LR, shared.arrivals_X):

@@ -12,6 +12,7 @@ from paged_caches import DEVICE
 
 pytest.importorskip("triton", reason="triton runs on Linux only")
 
+from sparroll.engines.vllm.windows import draws
 from sparroll.engines.vllm.windows.triton_draws import draw_of_logits
 
 HEAT_R = torch.tensor([1.0, 0.6, 1.4])
@@ -76,6 +77,33 @@ def test_shares_of_many_draws_are_the_probabilities() -> None:
     ids = drawn(logits, torch.zeros(4000, dtype=torch.int64), uniform, [False] * 3)
     expected = torch.softmax(logits[0].double(), -1)
     torch.testing.assert_close(torch.bincount(ids, minlength=5) / 4000, expected.float(), atol=3e-4, rtol=0)
+
+
+def test_rows_that_lie_apart() -> None:
+    """A vocabulary that was padded, and what lies between is poison."""
+    logits, request, uniform = rows(5001, torch.float32)
+    padded = torch.full((len(logits), 5056), torch.nan)
+    padded[:, :5001] = logits
+    found = draw_of_logits(
+        padded.to(DEVICE)[:, :5001], request.to(DEVICE), HEAT_R.to(DEVICE), torch.zeros(3, dtype=torch.bool).to(DEVICE),
+        uniform.to(DEVICE),
+    )  # fmt: skip
+    assert torch.equal(found.cpu(), drawn(logits, request, uniform, [False] * 3))
+
+
+@pytest.mark.parametrize("temperatures", [(1.0, 0.7, 1.3), (0.0, 0.8, 0.0), (0.0, 0.0, 0.0)])
+def test_a_step_with_the_kernels_draws_what_it_draws_without(
+    temperatures: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logits, request, uniform = rows(5000, torch.float32)
+    tempers = draws.Tempers.of(temperatures, [1.0] * 3, lambda values: torch.from_numpy(values).to(DEVICE))
+    found = []
+    for has_kernel in (True, False):
+        monkeypatch.setattr(draws, "has_kernel", lambda *_, there=has_kernel: there)
+        given = logits.to(DEVICE), uniform.to(DEVICE), request.numpy(), request.to(DEVICE)
+        found.append(tempers.draw_of_logits(*given).cpu())
+    # Rounding may move a draw that falls between two tokens.
+    assert (found[0] == found[1]).sum() >= len(logits) - 1
 
 
 def test_no_row_is_no_error() -> None:

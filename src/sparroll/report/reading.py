@@ -17,6 +17,7 @@ from sparroll.mismatch.table import TailRow
 FOLDERS = ("", "*/", "*/*/")
 """Where a report looks: in the folder, and up to two folders down."""
 
+_AGAIN = "make it anew with the command that wrote it, or move it elsewhere to have a page without it"
 _NAMES = {"profile.json", "calibration.json", "plan.json", "evaluation.json", "result.json", "quickstart.json"}
 _BEGIN = re.compile(rb'\{\s*"format": \d+,\s*"kind": "(profile|calibration|plan|train|evaluation|quickstart)"')
 
@@ -131,7 +132,7 @@ def reading(path: Path) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        raise damaged(path, error.message) from None
+        raise UserError(f"cannot read {path}: {error.message}", error.hint or _AGAIN) from None
     except KeyError as error:
         raise damaged(path, f"it lacks {error}") from None
     except (AttributeError, IndexError, TypeError, ValueError) as error:
@@ -139,7 +140,4 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def damaged(path: Path, reason: str) -> UserError:
-    return UserError(
-        f"cannot read {path}: {reason}",
-        "make it anew with the command that wrote it, or move it elsewhere to have a page without it",
-    )
+    return UserError(f"cannot read {path}: {reason}", _AGAIN)

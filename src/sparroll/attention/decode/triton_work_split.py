@@ -3,8 +3,8 @@ the same in all layers with the same budgets, so they are computed once a step.
 
 Programs that score take equal stretches. Those that read do so, too, or each of them reads for a single (request, head):
 one that goes on with another begins anew, and the parts of those that are cut must be added up. Where there are more
-(request, head) than programs that run at a time, each gets one of its own only if they read about equally much, because
-the longest may begin last. The plan takes what should be faster (benchmarks/reading_plans.py times both)."""
+(request, head) than programs that run at a time, each has a program of its own if all lists are shorter than what beginning
+anew takes. The plan takes what should be faster (benchmarks/reading_plans.py times all of them)."""
 
 # R requests, L layers with budgets of their own
 
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 _ANEW_TILES = tl.constexpr(6)
 """What a program could read while it begins anew and adds up parts, in tiles: 64 tokens each on an H200."""
-_UNEVEN_PART = tl.constexpr(8)
-"""The longest of all lists may exceed their mean by this part of it, an eighth, where they count as equally long."""
 
 
 def request_lanes(requests: int) -> int:
@@ -92,7 +90,7 @@ def _launch(
         workspace.arrivals_X.zero_()
 
 
-@triton.jit(do_not_specialize=["budget_stride", "read_stride", "scored_stride", "requests"])
+@triton.jit(do_not_specialize=["budget_stride", "read_stride", "scored_stride", "requests", "sharing", "programs"])
 @no_type_check
 def _plan(
     context_tokens,
@@ -131,11 +129,11 @@ def _plan(
     total = tl.sum(read, axis=0) * HEADS
     share = tl.maximum((total + sharing - 1) // sharing, 1)
     if OWN is not None:
-        own = _share_of_own(read, share, programs, HEADS)
         if OWN == "one":
-            pairs = tl.sum((read > 0).to(tl.int32), axis=0) * HEADS
-            better = tl.max(read, axis=0) * pairs - total <= total // _UNEVEN_PART
+            own = tl.maximum(tl.max(read, axis=0), 1)
+            better = own <= _ANEW_TILES
         else:
+            own = _share_of_own(read, share, programs, HEADS)
             better = own <= share + _ANEW_TILES
         if better:
             share = own

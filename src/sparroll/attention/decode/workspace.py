@@ -32,8 +32,6 @@ these parts one after the other."""
 MOSTLY_BUSY = 0.85
 """Where less than this share of the programs that run at the same time would have something to read, if each read for a
 single (request, head), none does."""
-HALF_SECOND_ROUND = 1.5
-"""Rounds in which programs run, one after the other, where the second is half full."""
 ROOMY = {(8, 0), (9, 0), (10, 0), (10, 3)}
 """Compute capabilities with 164 KB of shared memory or more on each multiprocessor."""
 
@@ -82,7 +80,9 @@ class StepWorkspace:
     """Multiprocessors of the device."""
     kv_heads: int
     running: int
-    """Programs that read at the same time."""
+    """Programs that read at the same time. There is room for the parts of half as many again."""
+    short_lists: bool
+    """Whether batches read a few tiles for each (request, head), as drafts do that are checked."""
     read_before_R: Tensor
     """[most requests + 2] int32: tiles that one head of all requests before this one reads, and behind the total how many
     of them a program takes; see triton_work_split.py. Where every program reads for a single (request, head), the tiles
@@ -114,9 +114,11 @@ class StepWorkspace:
         tile: Tile | None = None,
         programs: int | None = None,
         scored_tile_units: int | None = None,
+        short_lists: bool = False,
     ) -> StepWorkspace:
         """For caches of that dtype and that many heads. tile, programs (that read at the same time) and scored_tile_units
-        are for measurements; results are the same up to rounding.
+        are for measurements, and short_lists says that most budgets are of a few hundred tokens; results are the same up
+        to rounding.
 
         Raises UserError for more than 16 query heads per KV head, for heads of more than 256, and for groups of a
         remainder that do not hold 1, 2, 4, ... units.
@@ -129,7 +131,7 @@ class StepWorkspace:
         tile = tile or Tile.default(dim, dtype.itemsize, device)
         processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 3
         running = programs or processors * tile.programs_per_multiprocessor
-        most_programs = max(_half_as_many_again(running), max_requests * kv_heads)
+        most_programs = running + (running + 1) // 2
         row_bytes = selector.index_row_bytes(dim)
         if selector.cut_at(dim) < selector.index_width(dim):
             row_bytes = selector.cut_at(dim) * selector.index_dtype.itemsize
@@ -154,6 +156,7 @@ class StepWorkspace:
             processors,
             kv_heads,
             running,
+            short_lists,
             integers(max_requests + 2),
             integers(max_requests + 1),
             floats(2 * most_programs, group, dim),
@@ -164,37 +167,31 @@ class StepWorkspace:
             integers(most_programs),
         )
 
-    def sharing(self, requests: int) -> int:
-        """Programs that can take equal parts of what a batch reads: as many as run at the same time where nearly all of them
-        are busy with the same number for each (request, head), else half as many again, so that whichever ends first makes
-        room for another."""
+    def own_programs(self, requests: int) -> Literal["several", "one"] | None:
+        """Whether a plan may give each (request, head) programs of its own: several where that keeps nearly all busy that
+        run at the same time, and one where lists are short and there are more of them than such programs."""
         pairs = requests * self.kv_heads
         each = self.running // pairs
-        evenly = each and pairs * each >= MOSTLY_BUSY * self.running
-        return self.running if evenly else _half_as_many_again(self.running)
+        if each and pairs * each >= MOSTLY_BUSY * self.running:
+            return "several"
+        return "one" if self.short_lists and pairs > self.running else None
 
     def programs(self, requests: int) -> int:
-        """Programs that are launched. The number depends on nothing else, since CUDA graphs keep it. Programs without work
-        would cost time."""
-        sharing = self.sharing(requests)
-        return max(sharing, requests * self.kv_heads) if self.own_programs(requests) == "one" else sharing
+        """Programs that are launched: as many as run at the same time, one for each (request, head), or half as many again,
+        so that whichever ends first makes room for another. The number depends on nothing else, since CUDA graphs keep it.
+        Programs without work would cost time."""
+        own = self.own_programs(requests)
+        if own == "one":
+            return requests * self.kv_heads
+        return self.running if own == "several" else len(self.arrivals_X)
 
-    def own_programs(self, requests: int) -> Literal["several", "one"] | None:
-        """Whether a plan may give each (request, head) programs of its own: several where as many are launched as run at the
-        same time, and one where they run in two rounds or more. Two rounds that are nearly full are slower than equal
-        parts."""
-        if self.sharing(requests) == self.running:
-            return "several"
-        rounds = requests * self.kv_heads / self.running
-        return "one" if 1 < rounds <= HALF_SECOND_ROUND or rounds > 2 else None
+    def sharing(self, requests: int) -> int:
+        """Programs that can take equal parts of what a batch reads; there is room for the parts of so many."""
+        return min(self.programs(requests), len(self.arrivals_X))
 
     def unread_parts(self, pairs: int) -> int:
         """Programs that share what one of so many (request, head) does not read."""
         return max(1, min(-(-self.processors * UNREAD_PROGRAMS_PER_MULTIPROCESSOR // pairs), MOST_UNREAD_PARTS))
-
-
-def _half_as_many_again(running: int) -> int:
-    return running + (running + 1) // 2
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,7 @@ class Workspace:
         selector: Selector,
         layers: int,
         device: torch.device,
+        short_lists: bool = False,
     ) -> Workspace:
         def integers(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.int32, device=device)
@@ -83,7 +84,10 @@ class Workspace:
             unit_ids_RHN=integers(rows, heads, most_units),
             pages_RHN=integers(rows, heads, most_units),
             plans=LayerPlans.of(
-                StepWorkspace.allocate(rows, group, dim, dtype, selector, device, kv_heads=heads), layers
+                StepWorkspace.allocate(
+                    rows, group, dim, dtype, selector, device, kv_heads=heads, short_lists=short_lists
+                ),
+                layers,
             ),
             kv_budget_tokens_LR=integers(layers, rows),
             read_tokens_LRH=integers(layers, rows, heads),
@@ -279,6 +283,8 @@ class SparseImpl(SparseLayer, FlashAttentionImpl):
             selector,
             STATE.layers,
             STATE.device,
+            # Drafts that are checked read a few hundred tokens.
+            short_lists=STATE.checks_drafts,
         )
         STATE.has_workspace = True
 

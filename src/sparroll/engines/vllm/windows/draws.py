@@ -1,5 +1,5 @@
 """What a request draws from: its logits after temperature and top-p, and a token of them at a uniform number that it has
-had since it began. On a GPU one pair of kernels draws from logits; PyTorch's operators move ten times as many bytes."""
+had since it began. On a GPU a pair of kernels draws from logits, without a copy of them."""
 
 # N rows, R requests of a step, V vocabulary, B blocks of it, X tokens in a block
 

@@ -19,8 +19,9 @@ def draw_of_logits(logits_NV: Tensor, request_N: Tensor, heat_R: Tensor, greedy_
     """[N] int64: the first token up to which the probabilities add up to more than `uniform_N`, or for greedy requests the
     first of the most likely ones.
 
-    logits_NV: of any float dtype, before temperature; -inf is never drawn.  request_N: int64, whose each row is.
-    heat_R: float32, what logits are divided by.  greedy_R: bool.  uniform_N: float64 in [0, 1), of any stride.
+    logits_NV: of any float dtype, before temperature; -inf is never drawn. Rows may lie apart.  request_N: int64, whose
+    each row is.  heat_R: float32, what logits are divided by.  greedy_R: bool.  uniform_N: float64 in [0, 1), of any
+    stride.
     """
     count, vocabulary = logits_NV.shape
     ids_N = torch.empty(count, dtype=torch.int64, device=logits_NV.device)
@@ -28,10 +29,13 @@ def draw_of_logits(logits_NV: Tensor, request_N: Tensor, heat_R: Tensor, greedy_
         return ids_N
     tile = min(TILE, triton.next_power_of_2(vocabulary))
     tiles = triton.cdiv(vocabulary, tile)
-    logits_NV, heat_R = logits_NV.contiguous(), heat_R.contiguous()
-    most_NT, sum_NT = torch.empty(2, count, tiles, dtype=torch.float32, device=logits_NV.device)
+    if logits_NV.stride(1) != 1:
+        logits_NV = logits_NV.contiguous()
+    heat_R = heat_R.contiguous()
+    most_NT, sum_NT = (torch.empty(count, tiles, dtype=torch.float32, device=logits_NV.device) for _ in range(2))
+    row_stride = logits_NV.stride(0)
     _measure_tiles[(count, tiles)](
-        logits_NV, request_N, heat_R, most_NT, sum_NT, vocabulary, tiles, TILE=tile, num_warps=WARPS
+        logits_NV, request_N, heat_R, most_NT, sum_NT, vocabulary, row_stride, tiles, TILE=tile, num_warps=WARPS
     )
     _draw_tokens[(count,)](
         logits_NV,
@@ -43,6 +47,7 @@ def draw_of_logits(logits_NV: Tensor, request_N: Tensor, heat_R: Tensor, greedy_
         sum_NT,
         ids_N,
         vocabulary,
+        row_stride,
         tiles,
         uniform_N.stride(0),
         TILE=tile,
@@ -54,26 +59,27 @@ def draw_of_logits(logits_NV: Tensor, request_N: Tensor, heat_R: Tensor, greedy_
 
 @triton.jit
 @no_type_check
-def _hot_tile(logits, row, number, cold, vocabulary, TILE: tl.constexpr):
+def _hot_tile(logits, row, number, cold, vocabulary, row_stride, TILE: tl.constexpr):
     """Logits of one tile after temperature; -inf behind the vocabulary."""
     token = number * TILE + tl.arange(0, TILE)
-    raw = tl.load(logits + row * vocabulary + token, mask=token < vocabulary, other=-float("inf"))
+    raw = tl.load(logits + row * row_stride + token, mask=token < vocabulary, other=-float("inf"))
     return raw.to(tl.float32) * cold
 
 
 @triton.jit(do_not_specialize=["vocabulary", "tiles"])
 @no_type_check
-def _measure_tiles(logits, requests, heats, tile_most, tile_sum, vocabulary, tiles, TILE: tl.constexpr):
+def _measure_tiles(logits, requests, heats, tile_most, tile_sum, vocabulary, row_stride, tiles, TILE: tl.constexpr):
     row, number = tl.program_id(0).to(tl.int64), tl.program_id(1)
     cold = 1.0 / tl.load(heats + tl.load(requests + row))
-    hot = _hot_tile(logits, row, number, cold, vocabulary, TILE)
+    hot = _hot_tile(logits, row, number, cold, vocabulary, row_stride, TILE)
     # A finite bound, because -inf - -inf is NaN where a tile holds nothing else.
     most = tl.maximum(tl.max(hot, axis=0), -1e38)
     tl.store(tile_most + row * tiles + number, most)
     tl.store(tile_sum + row * tiles + number, tl.sum(tl.exp(hot - most), axis=0))
 
 
-@triton.jit(do_not_specialize=["vocabulary", "tiles", "uniform_stride"])
+# A column of uniform numbers begins anywhere; compiled for one place, the kernel would be compiled again at the next.
+@triton.jit(do_not_specialize=["vocabulary", "tiles", "uniform_stride"], do_not_specialize_on_alignment=["uniforms"])
 @no_type_check
 def _draw_tokens(
     logits,
@@ -85,6 +91,7 @@ def _draw_tokens(
     tile_sum,
     ids,
     vocabulary,
+    row_stride,
     tiles,
     uniform_stride,
     TILE: tl.constexpr,
@@ -106,7 +113,7 @@ def _draw_tokens(
     most_likely = tl.load(greedy + request)
     drawn = tl.where(most_likely, tl.argmax(most, axis=0), drawn)
 
-    hot = _hot_tile(logits, row, drawn, cold, vocabulary, TILE)
+    hot = _hot_tile(logits, row, drawn, cold, vocabulary, row_stride, TILE)
     mass = tl.exp(hot - top).to(tl.float64)
     lane = tl.arange(0, TILE)
     inside = tl.sum((tl.cumsum(mass, axis=0) + before <= aim).to(tl.int32), axis=0)
