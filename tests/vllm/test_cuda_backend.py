@@ -173,6 +173,23 @@ def layer_of(backend: Any, its: dict[str, Any], kv_cache: Tensor) -> SimpleNames
 
 
 @needs_vllm
+def test_an_engine_that_checks_drafts_has_programs_for_short_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sparroll.engines.vllm.attention import cuda_backend as backend
+
+    impl = layer_of(backend, {"number": 1, "num_queries_per_kv": G}, cache("NHD", 16)).impl
+    config = SimpleNamespace(
+        compilation_config=SimpleNamespace(max_cudagraph_capture_size=None),
+        scheduler_config=SimpleNamespace(max_num_seqs=R),
+        model_config=SimpleNamespace(max_model_len=M * 16, dtype=torch.float32),
+    )
+    for schedule, short in ((SCHEDULE, False), (SCHEDULE.checked(8, 0.01), True), (SCHEDULE, False)):
+        STATE.configure(schedule, 3, "cpu")
+        monkeypatch.setattr(backend, "_workspace", None)
+        impl._allocate(config, schedule.selector)
+        assert {each.short_lists for each in backend._workspace.plans.workspaces} == {short}
+
+
+@needs_vllm
 @pytest.mark.skipif(
     torch.cuda.is_available(),
     reason="interprets kernels on CPU tensors; with CUDA Triton compiles, and test_engine_cuda.py runs what it compiled",
