@@ -31,7 +31,7 @@ _NEEDED = {
 }  # fmt: skip
 """What the page shows of the results of each kind of record, with dots between the keys of nested tables."""
 _OF_A_ROW = tuple(each.name for each in fields(TailRow) if each.default is MISSING)
-"""Later fields may be missing in older records."""
+"""What a row of tails had from the beginning. Older records lack the rest."""
 _OF_A_SHARE = tuple(each.name for each in fields(ImpossibleShare) if each.default is MISSING)
 _OF_A_TASK = ("paired", "policies")
 _OF_A_POLICY = (
@@ -90,6 +90,7 @@ def check_results(kind: str, results: dict[str, Any]) -> None:
 
 
 def _look(table: dict[str, Any], names: tuple[str, ...], or_null: bool = True) -> None:
+    """Raise KeyError for the first name that the table lacks. or_null: whether there may be a null."""
     for name in names:
         found: Any = table
         for part in name.split("."):
@@ -140,4 +141,5 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def damaged(path: Path, reason: str) -> UserError:
+    """The error for a file that cannot be shown."""
     return UserError(f"cannot read {path}: {reason}", _AGAIN)

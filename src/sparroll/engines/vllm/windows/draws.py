@@ -69,7 +69,8 @@ class Tempers:
     def draw_of_logits(
         self, logits_NV: Tensor, uniform_N: Tensor, request_N: np.ndarray, on_device_N: Tensor
     ) -> Tensor:
-        """[N] int64: `draw` from what these logits say, in one pass over them where there is a kernel."""
+        """[N] int64: `draw` from the probabilities that these logits give, without writing them where there is a kernel. One
+        row with a top-p takes the operators for all."""
         if has_kernel(logits_NV, self.top_p_R[request_N]):
             from sparroll.engines.vllm.windows.triton_draws import draw_of_logits
 
