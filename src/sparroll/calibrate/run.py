@@ -20,6 +20,7 @@ from sparroll.calibrate.effort.cost_ahead import Spent
 from sparroll.calibrate.fit import MIN_TOKENS, FittedSchedule
 from sparroll.calibrate.measure import Measurement, Study, digest
 from sparroll.calibrate.prospects import check_ceiling, check_request, check_something_is_sparse
+from sparroll.calibrate.store import holds_measurements
 from sparroll.calibrate.sweep import Sweep, sweep_groups
 from sparroll.calibrate.target import Target, check_sampled
 from sparroll.calibrate.verify import Bound, Verification, verify
@@ -391,6 +392,13 @@ def check_selectors(selectors: Sequence[Selector], budgets: Sequence[int]) -> No
             check_budget(budget, selector)
     if len(set(selectors)) < len(selectors):
         raise UserError("a selector is named twice", "name each selector once")
+
+
+def begun_last(out: Path | str, selectors: Sequence[Selector]) -> Selector:
+    """The selector whose measurements an earlier call into the folder `out` began last; the first one where none did. An
+    engine that has one selector starts with this one."""
+    begun = [each for each in selectors if holds_measurements(_folder(out, each, selectors))]
+    return begun[-1] if begun else selectors[0]
 
 
 def _folder(out: Path | str, selector: Selector, selectors: Sequence[Selector]) -> Path:

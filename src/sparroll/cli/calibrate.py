@@ -132,7 +132,7 @@ def calibrate(
     entries = read_prompts(prompts_file, task, level, count, seed)
     common.say_prompts_left_out(command, prompts_file, len(entries))
     check_request(wanted.target, len(entries), samples, max_new_tokens)
-    tried = candidates.schedules(settings)
+    tried = candidates.schedules(settings, out)
 
     # What is measured and chosen.
     quiet_transformers()

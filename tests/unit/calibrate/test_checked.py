@@ -19,6 +19,7 @@ from sparroll.calibrate.measure import check_measurable
 from sparroll.calibrate.run import Calibration, calibrate
 from sparroll.calibrate.sweep import Sweep, sweep
 from sparroll.calibrate.verify import verify
+from sparroll.cli.calibration.asked import Candidates
 from sparroll.cli.calibration.printed import text
 from sparroll.draft_check import DraftCheck
 from sparroll.errors import UserError
@@ -330,6 +331,8 @@ def test_every_selector_is_measured_under_every_check_and_the_fastest_pair_is_ta
     """The fake engine draws alike under both selectors, so the one whose steps are predicted to be shorter wins: pages of
     16, since both were timed on an H200."""
     bench, small = study(), QuantizedMean(4, bits=4)
+    tried = Candidates([256], small, [PageMean()], (0,), (), [])
+    assert [each.selector for each in tried.schedules(bench.settings, tmp_path)] == [small, PageMean()]
     found = run(bench, tmp_path, selector=small, also_selectors=[PageMean()], verify_rounds=1)
     pairs = {(each.selector, each.check) for each in found.choice.candidates}
     assert pairs == {(selector, check) for selector in (PageMean(), small) for check in CHECKS}
@@ -342,7 +345,8 @@ def test_every_selector_is_measured_under_every_check_and_the_fastest_pair_is_ta
     assert lines[head + 1].startswith("page_mean 16 ")
     alone = run(study(), tmp_path / "alone", verify_rounds=1)
     assert not any(line.startswith("selector") for line in text(alone))
-    # A second call finds all of them and samples nothing.
+    # A second call starts where the first one was, finds all of them and samples nothing.
+    assert [each.selector for each in tried.schedules(bench.settings, tmp_path)] == [PageMean(), small]
     again = study()
     written = run(again, tmp_path, selector=small, also_selectors=[PageMean()], verify_rounds=1).path.read_bytes()
     assert written == found.path.read_bytes() and again.engine.generated == []

@@ -14,7 +14,7 @@ from sparroll.attention.selectors import Selector
 from sparroll.calibrate.allocation.wanted import Wanted, check_limit, limits_given
 from sparroll.calibrate.effort.cost_ahead import CostAhead, Evaluation, cost_ahead
 from sparroll.calibrate.measure import MeasureSettings, check_measurable
-from sparroll.calibrate.run import check_selectors
+from sparroll.calibrate.run import begun_last, check_selectors
 from sparroll.calibrate.target import Target, check_sampled, plain_target
 from sparroll.calibrate.verify import Bound
 from sparroll.cli.shared import common
@@ -57,9 +57,10 @@ class Candidates:
             largest_is_run=runnable == len(set(self.budgets)),
         )
 
-    def schedules(self, settings: MeasureSettings) -> list[Schedule]:
-        """The roomiest schedule of each selector, for the engine to have room for. Raises UserError for a budget that a
-        selector cannot read, for a selector that is there twice, and where these settings cannot measure the check."""
+    def schedules(self, settings: MeasureSettings, out: Path) -> list[Schedule]:
+        """The roomiest schedule of each selector, for the engine to have room for; first that with which a calibration into
+        this folder goes on. Raises UserError for a budget that a selector cannot read, for a selector that is there twice,
+        and where these settings cannot measure the check."""
         selectors = (self.selector, *self.also_selectors)
         check_selectors(selectors, self.budgets)
         tried = [
@@ -71,7 +72,8 @@ class Candidates:
             check_measurable(tried[0], settings)
         elif self.layer_groups:
             tried = [dataclasses.replace(each, layer_groups=self.layer_groups) for each in tried]
-        return tried
+        goes_on = begun_last(out, selectors)
+        return sorted(tried, key=lambda each: each.selector != goes_on)
 
 
 @dataclass(frozen=True)
