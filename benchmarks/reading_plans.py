@@ -7,7 +7,8 @@ One call runs the kernels' own tests, compiled, compares index, scores, choice a
 the data that is timed, and then times attention under three plans (see triton_work_split.py): equal stretches for as
 many programs as run at the same time, equal stretches for half as many again, and stretches of a single (request, head)
 each. For these as many programs are launched as run at the same time, or one for each (request, head) where that is
-more. `planned` is the one that `plan_step` takes; with it the whole layer is timed, too.
+more. `planned` is the one that `plan_step` takes, for equal budgets in an engine that checks drafts; with it the whole
+layer is timed, too.
 Requests are somewhere in their responses ("mixed"), each with the budget that --schedule gives it, or all have
 --context tokens and an equal budget. `us` is as in decode_kernels.py, `floor` what the bytes take at the bandwidth of a
 large copy.
@@ -54,6 +55,8 @@ def cases(options: argparse.Namespace) -> Iterator[tuple[decode_kernels.Case, st
             if kind == "mixed":
                 yield case, "schedule", np.asarray(options.schedule.kv_budget_tokens(case.contexts))
             else:
+                # As in an engine that checks drafts.
+                case = dataclasses.replace(case, workspace=dataclasses.replace(case.workspace, short_lists=True))
                 for budget in options.budgets:
                     yield case, str(budget), np.full(requests, budget)
 
