@@ -307,7 +307,7 @@ class Engine:
     def _add(self, number: int, context_tokens: int, response_tokens: int, dense: bool = False) -> str:
         from vllm.sampling_params import RequestOutputKind
 
-        from sparroll.engines.vllm.attention.dense_requests import DENSE_REQUEST
+        from sparroll.engines.vllm.attention.request_schedules import DENSE_REQUEST
         from vllm import SamplingParams
 
         sampling = SamplingParams(

@@ -1,14 +1,16 @@
-"""Batches of dense and sparse requests, of any engine: what they must equal, and what a prefix cache gave them."""
+"""Batches of dense and sparse requests, and of requests with schedules of their own, of any engine: what they must equal,
+and what a prefix cache gave them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 
+from sparroll.schedule import Schedule
 from sparroll.types import Rollout
 
 
@@ -22,6 +24,14 @@ def each_of_its_kind(dense: Sequence[Rollout], sparse: Sequence[Rollout], flags:
     two generates do not differ, since no test could tell the kinds apart then."""
     assert any(left.response_ids != right.response_ids for left, right in zip(dense, sparse, strict=True))
     return [dense[place] if flag else sparse[place] for place, flag in enumerate(flags)]
+
+
+def each_of_its_schedule(by_name: Mapping[str, Sequence[Rollout]], schedules: Sequence[Schedule]) -> list[Rollout]:
+    """What a batch of requests with these schedules must give: each from a generate of its schedule alone. Raises where two
+    of the generates do not differ."""
+    told = [[rollout.response_ids for rollout in rollouts] for rollouts in by_name.values()]
+    assert all(one != other for place, one in enumerate(told) for other in told[:place])
+    return [by_name[schedule.name][place] for place, schedule in enumerate(schedules)]
 
 
 def assert_same(

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from sparroll import Schedule
-from sparroll.engines.vllm.attention.dense_requests import CACHE_SALT, DENSE_REQUEST
+from sparroll.engines.vllm.attention.request_schedules import CACHE_SALT, DENSE_REQUEST
 from sparroll.models import resolve
 
 # This folder's tests/vllm looks like a package of that name where vLLM is not installed.

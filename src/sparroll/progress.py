@@ -39,17 +39,17 @@ class Stages:
     """
 
     def __init__(self, on_progress: OnProgress | None, stages: int):
-        self._on_progress, self._stages, self._begun = on_progress, stages, -1
+        self._on_progress, self._stages, self._begun = on_progress, stages, 0
 
-    def next(self, what: str) -> OnProgress | None:
-        """The callback for the next stage, which is called `what`; None if nobody listens."""
-        self._begun += 1
-        report, begun, whole = self._on_progress, 100 * self._begun, 100 * self._stages
+    def next(self, what: str, stages: int = 1) -> OnProgress | None:
+        """The callback for the next stage, or the next few as one, which is called `what`; None if nobody listens."""
+        report, begun, whole, own = self._on_progress, 100 * self._begun, 100 * self._stages, 100 * stages
+        self._begun += stages
         if report is None:
             return None
 
         def on_progress(done: int, total: int, text: str = "", /) -> None:
-            report(begun + 100 * done // max(total, 1), whole, f"{what}: {text}" if text else what)
+            report(begun + own * done // max(total, 1), whole, f"{what}: {text}" if text else what)
 
         report(begun, whole, what)
         return on_progress

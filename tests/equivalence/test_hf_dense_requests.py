@@ -1,4 +1,5 @@
-"""Dense requests of a sparse HFEngine: each is the rollout of a dense engine, and those beside it are unchanged."""
+"""Dense requests of a sparse HFEngine: each is the rollout of a dense engine, and those beside it are unchanged. Requests
+with schedules of their own likewise."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 from equivalence.models import VOCABULARY, prompts, tiny_model
-from mixed_requests import assert_same, each_of_its_kind, of_kind
+from mixed_requests import assert_same, each_of_its_kind, each_of_its_schedule, of_kind
 from sparroll.attention.selectors import OraclePage, PageMean, QuantizedMean
 from sparroll.attention.selectors.remainder import Remainder
 from sparroll.compression import compression_kinds, make_compression
@@ -71,6 +72,39 @@ def test_a_mixed_batch_is_two_separate_ones(max_batch: int) -> None:
 def test_whatever_the_selector_and_the_groups_of_layers(schedule: Schedule) -> None:
     engine = HFEngine(tiny_model())
     assert_same(generated(engine, schedule, dense=FLAGS), of_two_engines(engine, schedule), ATOL)
+
+
+@pytest.mark.parametrize("max_batch", [3, 64])
+def test_requests_with_schedules_of_their_own_are_those_of_their_schedules(max_batch: int) -> None:
+    engine = HFEngine(tiny_model(), max_batch=max_batch)
+    wide, narrow = Schedule.fixed(28, SMALL_PAGES, (1,)), Schedule.fixed(16, SMALL_PAGES, (1,))
+    own = [narrow, RISING, narrow, wide, wide, RISING, narrow, wide]
+    alone = {each.name: generated(engine, each) for each in (RISING, wide, narrow)}
+    calls: list[tuple[int, int]] = []
+    found = generated(engine, RISING, schedules=own, on_progress=lambda *call: calls.append(call[:2]))
+    assert_same(found, each_of_its_schedule(alone, own), ATOL)
+    assert [(each.prompt_index, each.sample_index) for each in found] == [(n // 2, n % 2) for n in range(8)]
+    assert [each.schedule_name for each in found] == [each.name for each in own]
+    assert calls[-1] == (8, 8) and [done for done, _ in calls] == sorted({done for done, _ in calls})
+    dense = generated(engine, None)
+    mixed = generated(engine, RISING, schedules=own, dense=FLAGS)
+    assert_same(mixed, each_of_its_kind(dense, found, FLAGS), ATOL)
+
+
+def test_schedules_of_requests_that_do_not_fit_are_refused() -> None:
+    engine = HFEngine(tiny_model())
+    other = Schedule.fixed(16, SMALL_PAGES, (0,))
+    for schedule, own, match in (
+        (RISING, [RISING] * 3, "one per request, 8 in all, got 3"),
+        (RISING, "rising", "must be a list of schedules"),
+        (RISING, ["rising"] * 8, "Schedule"),
+        (RISING, [RISING] * 7 + [other], "another selector, other dense layers or another check"),
+        (RISING, [RISING.checked(8)] * 8, "another check than the engine's, 'rising'"),
+        (RISING, [Schedule((Step(0, (16, 24)),), SMALL_PAGES, (1,), layer_groups=((0,), (2, 3)))] * 8, "layer"),
+        (None, [RISING] * 8, "only beside one of the engine"),
+    ):
+        with pytest.raises(UserError, match=match):
+            generated(engine, schedule, schedules=own)
 
 
 def test_temperature_0_and_top_p_hold_for_both_kinds() -> None:

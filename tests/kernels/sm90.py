@@ -67,8 +67,7 @@ _POINTERS = {
 }
 _POINTERS_OF = {
     "triton_budgets": {
-        **dict.fromkeys(("starts", "step_budgets", "out"), "*i32"),
-        "reads_all": "*i1",
+        **dict.fromkeys(("steps", "which", "out"), "*i32"),
         "requests": "i32",
     },
     "triton_draws": {

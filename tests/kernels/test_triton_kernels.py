@@ -194,20 +194,27 @@ def test_an_unfilled_list_equals_a_filled_one_as_far_as_the_budget_goes(impl: st
 def test_budgets_are_those_of_the_schedule(lengths: list[int]) -> None:
     from sparroll.attention.decode import triton_budgets
 
-    schedule = Schedule.load("qwen3-1.7b-0.86")
-    table = torch.full((4, 64), 1 << 30, dtype=torch.int32)
-    for number, step in enumerate(schedule.steps):
-        # A layer with these budgets, one with the doubles of them, and one that is dense.
-        table[:3, number] = torch.tensor([step.from_context_tokens, step.kv_budget_tokens, 2 * step.kv_budget_tokens])
+    schedules = [Schedule.load("qwen3-1.7b-0.86"), Schedule.fixed(512), Schedule.load("qwen3-8b-0.86")]
+    table = torch.full((3, 4, 64), 1 << 30, dtype=torch.int32)
+    table[:, 0, 0] = 0
+    for number, schedule in enumerate(schedules):
+        for place, step in enumerate(schedule.steps):
+            # A layer with these budgets, one with the doubles of them, and one that is dense.
+            of_step = [step.from_context_tokens, step.kv_budget_tokens, 2 * step.kv_budget_tokens]
+            table[number, :3, place] = torch.tensor(of_step)
     contexts = torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
     out = torch.full((3, len(lengths) + 3), -9, dtype=torch.int32, device=DEVICE)
-    table = table.to(DEVICE)
-    some = torch.tensor([place % 3 == 1 for place in range(len(lengths))], device=DEVICE)
-    budgets = [schedule.kv_budget_tokens(n) if n else 0 for n in lengths]
-    expected = torch.tensor([budgets, [2 * each for each in budgets], [(n > 0) << 30 for n in lengths]])
-    for reads_all in (torch.zeros_like(some), some):
-        triton_budgets.budgets(contexts, table[0], table[1:], reads_all, 1 << 30, out[:, : len(lengths)])
-        wanted = expected.masked_fill(reads_all.cpu(), 1 << 30)
+    for numbers in ([0], [0, -1, 0], [2, 0, 1, -1]):
+        which = [numbers[place % len(numbers)] for place in range(len(lengths))]
+        budgets = [
+            1 << 30 if number < 0 else schedules[number].kv_budget_tokens(n) if n else 0
+            for n, number in zip(lengths, which, strict=True)
+        ]
+        doubles = [each if number < 0 else 2 * each for each, number in zip(budgets, which, strict=True)]
+        dense = [1 << 30 if n or number < 0 else 0 for n, number in zip(lengths, which, strict=True)]
+        which_R = torch.tensor(which, dtype=torch.int32, device=DEVICE)
+        triton_budgets.budgets(contexts, table.to(DEVICE), which_R, 1 << 30, out[:, : len(lengths)])
+        wanted = torch.tensor([budgets, doubles, dense])
         assert torch.equal(out.cpu(), torch.nn.functional.pad(wanted, (0, 3), value=-9).int())
 
 

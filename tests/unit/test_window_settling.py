@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sparroll.draft_check import sampling_probability, sampling_probability_of_tokens
 from sparroll.engines import sampling
+from sparroll.engines.vllm.attention.decode_rows import ENGINES
 from sparroll.engines.vllm.attention.state import State
 from sparroll.engines.vllm.windows import settling, step_record
 from sparroll.engines.vllm.windows.draws import Tempers, draw
@@ -148,7 +149,7 @@ def test_drafts_behind_a_stop_id_are_counted_apart(monkeypatch: pytest.MonkeyPat
     ids_RD = windows.draft_ids_RD
     stop = int(ids_RD[0, 2])
     assert stop not in ids_RD[0, :2] and stop not in ids_RD[1]
-    requests = [WindowRequest(1.0, 1.0, frozenset({stop}), False, torch.empty(3, 0)) for _ in range(2)]
+    requests = [WindowRequest(1.0, 1.0, frozenset({stop}), ENGINES, torch.empty(3, 0)) for _ in range(2)]
     counters = WindowCounters()
     record_step(windows, found, np.array([20, 30]), requests, np.array([True, True]), counters)
     assert requests[0].said.checks == Checks(windows=1, drafted_tokens=3, behind_stop_tokens=5)

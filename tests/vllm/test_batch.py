@@ -10,8 +10,10 @@ import torch
 
 from sparroll.engines.vllm.attention import batch
 from sparroll.engines.vllm.attention.batch import Rows
+from sparroll.engines.vllm.attention.decode_rows import DENSE, ENGINES
 from sparroll.engines.vllm.attention.state import State
-from worker_steps import RISING, Common, started
+from sparroll.schedule import Schedule
+from worker_steps import GROUPED, RISING, Common, started
 
 
 def assert_a_row_of_300_leaves_out(state: State) -> None:
@@ -36,9 +38,9 @@ def test_a_mixed_step_is_told_apart_and_counted() -> None:
 def test_rows_of_dense_requests_decode_and_read_everything() -> None:
     # Two long decode rows, of which the second is dense; a short one; a dense prompt's end; padding.
     common = Common.of([1, 1, 1, 1, 0], [300, 310, 40, 129, 0], [False, False, False, True, False])
-    rows = Rows.of(common, np.array([False, True, False, True]))
-    assert rows.dense_R.tolist() == [False, True, False, True, False]
-    assert rows.reads_all_R.tolist() == [False, True, False, True, False]
+    rows = Rows.of(common, np.array([ENGINES, DENSE, ENGINES, DENSE], dtype=np.int32))
+    assert rows.which_R.tolist() == [ENGINES, DENSE, ENGINES, DENSE, ENGINES]
+    assert rows.read_by_R.tolist() == [ENGINES, DENSE, ENGINES, DENSE, ENGINES]
     state = started()
     rows.count(state)
     assert not state.step_is_whole
@@ -49,9 +51,9 @@ def test_rows_of_dense_requests_decode_and_read_everything() -> None:
     assert_a_row_of_300_leaves_out(state)
     report = state.report()
     assert (report.dense_request_steps, report.dense_request_context_tokens) == (1, 310)
-    Rows.of(common, np.array([True] * 4)).count(state)
+    Rows.of(common, np.array([DENSE] * 4, dtype=np.int32)).count(state)
     assert state.step_is_whole
-    assert Rows.of(common).dense_R is None
+    assert Rows.of(common).which_R is None
 
 
 @pytest.mark.parametrize("few_rows", [0, 4, 128])
@@ -67,6 +69,7 @@ def test_a_step_of_one_token_a_row_is_counted_in_few_operations_as_in_many(
     for longest in (1, 2):
         state = State()
         state.configure(RISING, 6, "cpu", short_step_tokens=short_step_tokens)
+        state.set_request_schedules([Schedule.fixed(80), GROUPED], {})
         state.captured = dict.fromkeys(range(6), "triton")
         state.captured_whole = dict.fromkeys(range(6), "dense")
         state.take_short_reads()
@@ -75,18 +78,18 @@ def test_a_step_of_one_token_a_row_is_counted_in_few_operations_as_in_many(
         # A context of 0 is that of a request that takes no part in a draft step.
         contexts = drawn.integers(step % 4 == 1, (70, 400)[step % 2], size=drawn.integers(1, 9)).tolist()
         prefilling = [bool(step % 5 == 0 and drawn.random() < 0.3) for _ in contexts]
-        dense = drawn.random(len(contexts)) < 0.3 if step % 3 == 0 else None
+        which = drawn.integers(DENSE, 3, size=len(contexts), dtype=np.int32) if step % 3 == 0 else None
         told = []
         for longest, state in states:
             # Padding of a graph, whose lengths may be those of an earlier step.
             padding = step % 3
             common = Common.of([1] * len(contexts) + [0] * padding, contexts + [9] * padding, prefilling)
             state.row_names = [f"request {row}" for row in range(len(contexts))]
-            rows = Rows.of(replace(common, max_query_len=longest), dense, state.row_names)
+            rows = Rows.of(replace(common, max_query_len=longest), which, state.row_names)
             rows.count(state, may_replay)
             told.append((state.step_is_whole, rows.decodes, rows.prefills))
-            reads_all = None if rows.reads_all_R is None else rows.reads_all_R.tolist()
-            told[-1] += (list(rows.contexts_R), reads_all)
+            read_by = None if rows.read_by_R is None else rows.read_by_R.tolist()
+            told[-1] += (list(rows.contexts_R), read_by)
         assert told[0] == told[1]
     few, many = (state for _, state in states)
     assert few.report() == many.report()
@@ -96,7 +99,9 @@ def test_a_step_of_one_token_a_row_is_counted_in_few_operations_as_in_many(
 
 def test_requests_that_take_no_part_in_a_draft_step_are_no_rows() -> None:
     state = started()
-    rows = Rows.of(Common.of([1] * 4, [300, 0, 310, 0], [False] * 4), np.array([True, True, False, False]))
+    rows = Rows.of(
+        Common.of([1] * 4, [300, 0, 310, 0], [False] * 4), np.array([DENSE, DENSE, ENGINES, ENGINES], dtype=np.int32)
+    )
     rows.count(state)
     assert (state.decoded.rows, state.decoded.context_tokens) == (2, 610)
     assert (state.decoded.dense_rows, state.decoded.dense_context_tokens) == (1, 300)

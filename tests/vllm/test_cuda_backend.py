@@ -234,7 +234,7 @@ def test_a_decode_step_is_the_references(
         max_query_len=1,
     )
     if dense:
-        monkeypatch.setattr(STATE, "dense_rows", np.array([False, False, True]))
+        monkeypatch.setattr(STATE, "which_rows", np.array([0, 0, -1], dtype=np.int32))
     metadata = builder.build(0, common)
     width = selector.index_width(D)
     index, groups = rows_of(units_per_block, width, selector.index_dtype), None

@@ -1,5 +1,5 @@
-"""Dense requests beside sparse ones in VLLMEngine: dense rows are the dense engine's, sparse rows the sparse engine's, and
-neither reuses what the other left in the prefix cache."""
+"""Dense requests beside sparse ones in VLLMEngine, and requests with schedules of their own: dense rows are the dense
+engine's, sparse rows those of an engine with their schedule, and none reuses what others left in the prefix cache."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from mixed_requests import assert_same, cached_tokens, each_of_its_kind
+from mixed_requests import assert_same, cached_tokens, each_of_its_kind, each_of_its_schedule
 from sparroll.attention.selectors import PageMean
 from sparroll.engines import HFEngine
 from sparroll.engines.vllm import requests
@@ -22,7 +22,7 @@ from sparroll.types import Rollout
 if installed_version() is None:
     pytest.skip("needs vllm; `make test-vllm` installs it", allow_module_level=True)
 
-from sparroll.engines.vllm.attention import dense_requests, preemptions
+from sparroll.engines.vllm.attention import preemptions, request_schedules
 from sparroll.engines.vllm.engine import VLLMEngine
 
 MODEL = "tiny-reasoner"
@@ -134,6 +134,58 @@ def test_without_dense_requests_nothing_is_flagged_or_salted_and_a_dense_engine_
         generated(engine, RISING, dense=[True, False])
 
 
+# -- schedules of their own ---------------------------------------------------------------------------------------------
+
+
+WIDE = replace(RISING, steps=(Step(0, 96), Step(128, 112)), name="wide")
+OWN = [GROUPED, RISING, WIDE, GROUPED, WIDE, RISING, GROUPED, WIDE, RISING, WIDE]
+"""Of two requests of each prompt."""
+
+
+@pytest.mark.parametrize("settings", [{}, {"temperature": 0}], ids=["sampled", "greedy"])
+def test_requests_with_schedules_of_their_own_are_those_of_their_schedules(
+    engine: VLLMEngine, hf: HFEngine, settings: dict[str, Any]
+) -> None:
+    alone = {each.name: generated(engine, each, **settings) for each in (RISING, GROUPED, WIDE)}
+    dense = generated(engine, None, **settings)
+    found = generated(engine, RISING, schedules=OWN, **settings)
+    assert_same(found, each_of_its_schedule(alone, OWN), **WITHIN)
+    report = engine.report()
+    oracle = generated(hf, RISING, schedules=OWN, **settings)
+    if settings:
+        assert_same(found, oracle, **WITHIN)
+        assert report.layers == hf.report().layers and report.dense_request_steps == 0
+    # Dense ones beside them, too.
+    mixed = generated(engine, RISING, schedules=OWN, dense=FLAGS, **settings)
+    assert_same(mixed, each_of_its_kind(dense, found, FLAGS), **WITHIN)
+    assert engine.report().dense_request_steps == sum(FLAGS) * 59
+    # The next call has none of them.
+    assert_same(generated(engine, RISING, **settings), alone["rising"], **WITHIN)
+
+
+def test_a_worker_that_does_not_know_whose_schedules_are_whose_is_an_error(
+    engine: VLLMEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wider budgets have fewer sparse rows than those that the requests were to be read by."""
+    wide = replace(RISING, steps=(Step(0, 512),), name="everything")
+    monkeypatch.setattr(request_schedules, "number_of", lambda *about: 1)
+    monkeypatch.setattr(preemptions, "number_of", lambda *about: 1)
+    with pytest.raises(RuntimeError, match="of them sparse; the rollouts needed .* under schedule everything, rising"):
+        generated(engine, RISING, schedules=[wide, RISING] * 5)
+
+
+def test_requests_reuse_keys_and_values_of_their_own_schedule_alone(engine: VLLMEngine) -> None:
+    asked: dict[str, Any] = {"max_new_tokens": 90, "stop_ids": [], "temperature": 0}
+    (before,) = engine.generate(prompts([100], 3), schedules=[WIDE], **asked)
+    continued = [before.prompt_ids + before.response_ids]
+    # By its budgets, whatever it is called, and whatever else the call has.
+    again = replace(WIDE, name="another name")
+    for own, cached in ((RISING, 0), (GROUPED, 0), (again, 176), (WIDE, 176)):
+        with cached_tokens(engine) as found:
+            engine.generate([*continued, [7] * 20], schedules=[own, GROUPED], **asked | {"max_new_tokens": 2})
+        assert (found[0] >= cached) if cached else found[0] == 0, own.name
+
+
 # -- the prefix cache --------------------------------------------------------------------------------------------------
 
 
@@ -166,7 +218,7 @@ def test_without_the_salt_a_dense_request_would_read_what_sparse_steps_wrote(
     engine: VLLMEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     apart, _ = continued(engine, False, True)
-    monkeypatch.setattr(requests, "tokens_prompt", lambda ids, _apart=False: {"prompt_token_ids": ids})
+    monkeypatch.setattr(requests, "tokens_prompt", lambda ids, _salt=None: {"prompt_token_ids": ids})
     together, cached = continued(engine, False, True)
     assert cached >= 176
     assert (apart.sparse_logp - together.sparse_logp).abs().max() > 1e-2
@@ -176,7 +228,7 @@ def test_without_the_salt_a_dense_request_would_read_what_sparse_steps_wrote(
 
 
 def test_a_worker_that_does_not_know_the_flags_is_an_error(engine: VLLMEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preemptions, "asks_dense", lambda parameters: False)
+    monkeypatch.setattr(request_schedules, "asks_dense", lambda parameters: False)
     with pytest.raises(RuntimeError, match="0 rows of dense requests, and 295 were needed"):
         generated(engine, RISING, dense=FLAGS)
 
@@ -185,13 +237,13 @@ def test_rows_that_are_known_to_be_dense_and_read_sparsely_are_an_error(
     engine: VLLMEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The order of rows is that of another step: dense rows are counted, and not those of the dense requests."""
-    known = dense_requests.dense_rows
+    known = request_schedules.which_rows
 
-    def turned(names: Any, dense: Any) -> Any:
-        rows = known(names, dense)
-        return None if rows is None else ~rows
+    def turned(names: Any, numbers: Any) -> Any:
+        rows = known(names, numbers)
+        return None if rows is None else -1 - rows
 
-    monkeypatch.setattr(dense_requests, "dense_rows", turned)
+    monkeypatch.setattr(request_schedules, "which_rows", turned)
     with pytest.raises(RuntimeError, match="of them sparse; the rollouts needed|rows of dense requests"):
         # Long prompts are sparse, and become dense.
         engine.generate(prompts([20, 170, 180, 190]), max_new_tokens=20, stop_ids=[], dense=[True, False, False, False])

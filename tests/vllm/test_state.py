@@ -9,6 +9,7 @@ import numpy as np
 from sparroll import Schedule
 from sparroll.engines.report import LayerReport
 from sparroll.engines.vllm.attention.batch import Rows
+from sparroll.engines.vllm.attention.decode_rows import DENSE
 from sparroll.engines.vllm.attention.state import STEPS_AT_ONCE, State
 from worker_steps import GROUPED, RISING, Common, run_step, started
 
@@ -155,16 +156,18 @@ def test_a_captured_layer_that_is_not_entered_in_a_step_without_graphs_ran_somet
 def test_steps_that_graphs_ran_are_counted_as_each_would_be_alone() -> None:
     drawn = np.random.default_rng(0)
     alone, together = started(GROUPED), started(GROUPED)
+    for state in (alone, together):
+        state.set_request_schedules([RISING, Schedule.fixed(80)], {})
     captured = {0: "dense", 1: "dense", **dict.fromkeys(range(2, 6), "triton")}
     together.captured = captured
     for step in range(2 * STEPS_AT_ONCE + 1):
         # The last one is no decode row.
         contexts = np.append(drawn.integers(1, 400, size=drawn.integers(1, 6)), 0)
-        dense = drawn.random(len(contexts)) < 0.3 if step % 3 == 0 else None
+        which = drawn.integers(DENSE, 3, size=len(contexts), dtype=np.int32) if step % 3 == 0 else None
         for state in (alone, together):
             if step % 7 == 0:
-                state.take_back(state.reads.decode_rows(contexts[:1], None if dense is None else dense[:1]))
-            state.begin_step(contexts.tolist(), dense, may_replay=state is together)
+                state.take_back(state.reads.decode_rows(contexts[:1], None if which is None else which[:1]))
+            state.begin_step(contexts.tolist(), which, may_replay=state is together)
         for layer, attention in captured.items():
             alone.layer_ran(layer, attention)
         if step == STEPS_AT_ONCE + 5:

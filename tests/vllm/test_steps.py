@@ -11,8 +11,9 @@ import pytest
 from sparroll import Schedule
 from sparroll.engines.report import EngineReport
 from sparroll.engines.vllm.attention import preemptions as steps
-from sparroll.engines.vllm.attention.dense_requests import DENSE_REQUEST, asks_dense
+from sparroll.engines.vllm.attention.decode_rows import DENSE, ENGINES
 from sparroll.engines.vllm.attention.preemptions import Follower
+from sparroll.engines.vllm.attention.request_schedules import DENSE_REQUEST, asks_dense
 from sparroll.engines.vllm.attention.state import State
 from sparroll.errors import UserError
 from sparroll.schedule import Step
@@ -146,16 +147,16 @@ def test_a_dense_request_stays_dense_and_is_never_resumed_sparsely(state: State,
     both = [("a", 100, 100, 0), ("b", 100, 100, 0)]
     follower.follow(step(new=both, tokens={"a": 100, "b": 100}, runner=runner, dense={"a"}), state)
     follower.follow(step(preempted={"a", "b"}), state)
-    assert follower.dense == {"a"}
+    assert follower.numbers == {"a": DENSE}
     for name in ("a", "b"):
         again = came_back(runner, name, 100, 20, 0, 120)
         for new in again.scheduled_new_reqs:
             new.sampling_params.extra_args = {DENSE_REQUEST: True} if name == "a" else {"other": 1}
         follower.follow(again, state)
         assert counted(state) == ((2, 20, 1, 0) if name == "a" else (2, 40, 2, 1))
-    assert follower.dense == {"a"}
+    assert follower.numbers == {"a": DENSE}
     follower.follow(step(finished={"a", "b"}), state)
-    assert not follower.dense
+    assert not follower.numbers
 
 
 def test_a_flag_may_come_as_true_one_or_text_and_nothing_else_is_one() -> None:
@@ -165,7 +166,7 @@ def test_a_flag_may_come_as_true_one_or_text_and_nothing_else_is_one() -> None:
 
 
 class Rows:
-    """A model runner of vLLM as far as it is looked at. Its metadata is `state.dense_rows` when it is built."""
+    """A model runner of vLLM as far as it is looked at. Its metadata is `state.which_rows` when it is built."""
 
     def __init__(self, state: State, names: list[str]):
         self.state, self.names, self.seen = state, names, []
@@ -176,7 +177,7 @@ class Rows:
         return self.seen
 
     def build(self, *what: Any) -> None:
-        rows = self.state.dense_rows
+        rows = self.state.which_rows
         self.seen.append(None if rows is None else rows.tolist())
 
 
@@ -201,18 +202,28 @@ class V2Rows(Rows):
 
 
 @pytest.mark.parametrize(("kind", "builds"), [(V1Rows, 2), (V2Rows, 1)])
-def test_the_rows_of_dense_requests_are_known_when_metadata_is_built(state: State, kind: Any, builds: int) -> None:
+def test_which_schedule_each_row_has_is_known_when_metadata_is_built(state: State, kind: Any, builds: int) -> None:
     runner = kind(state, ["b", "a", "c"])
     steps.watch(runner, state)
     plain = [(name, 10, 10, 0) for name in "abc"]
     assert runner.execute_model(step(new=plain, tokens=dict.fromkeys("abc", 10))) == [None] * builds
-    assert runner.execute_model(step(new=[("a", 10, 10, 0)], dense={"a"})) == [[False, True, False]] * builds
+    assert runner.execute_model(step(new=[("a", 10, 10, 0)], dense={"a"})) == [[ENGINES, DENSE, ENGINES]] * builds
+    state.set_request_schedules(
+        [Schedule.fixed(128, dense_layers=(0,)), Schedule.fixed(96, dense_layers=(0,))], {"d": 2}
+    )
+    runner.names = ["a", "d", "b"]
+    assert runner.execute_model(step(new=[("d", 10, 10, 0)])) == [[DENSE, 2, ENGINES]] * builds
+    # A dense request is dense, whatever else was said of it, and one that has begun keeps what it has.
+    state.set_request_schedules([Schedule.fixed(128, dense_layers=(0,))], {"e": 1})
+    runner.names = ["a", "d", "e"]
+    assert runner.execute_model(step(new=[("e", 10, 10, 0)], dense={"e"})) == [[DENSE, 2, DENSE]] * builds
+    runner.execute_model(step(finished={"d", "e"}))
     runner.names = ["a", "b"]
-    assert runner.execute_model(step()) == [[True, False]] * builds
+    assert runner.execute_model(step()) == [[DENSE, ENGINES]] * builds
     assert runner.execute_model(step(), dummy_run=True) == [None] * builds
     runner.names = ["b"]
     assert runner.execute_model(step(finished={"a"})) == [None] * builds
-    assert state.dense_rows is None
+    assert state.which_rows is None
 
 
 @pytest.mark.parametrize("kind", [V1Rows, V2Rows])
@@ -224,7 +235,7 @@ def test_what_requests_read_in_short_steps_is_kept_by_their_names(state: State, 
 
     def build(*what: Any) -> None:
         # Three requests, of which c is dense, and a row of padding.
-        state.begin_step([100, 300, 90, 0], np.array([False, False, True, False]), may_replay=False)
+        state.begin_step([100, 300, 90, 0], np.array([ENGINES, ENGINES, DENSE, ENGINES]), may_replay=False)
         noted.append(state.row_names)
 
     runner.build = build

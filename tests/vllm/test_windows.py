@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from integration.train_runs import short_config
+from mixed_requests import each_of_its_schedule
 from sparroll.attention.selectors import PageMean
 from sparroll.engines import HFEngine
 from sparroll.engines.scoring import Scorer
@@ -168,6 +169,24 @@ def test_dense_requests_beside_checked_ones_are_the_oracles_and_keep_every_draft
     assert ours.dense_request_steps == theirs.dense_request_steps
     assert ours.dense_request_context_tokens == theirs.dense_request_context_tokens
     assert ours.kv_read_share == pytest.approx(theirs.kv_read_share)
+
+
+def test_checked_requests_with_schedules_of_their_own_are_the_oracles(engine: VLLMEngine, hf: HFEngine) -> None:
+    asked, settings = prompts([5, 100, 37, 170, 64]), {"max_new_tokens": 40, "stop_ids": []}
+    own = [GROUPED, CHECKED, GROUPED, GROUPED, CHECKED]
+    found = engine.generate(asked, schedules=own, **settings)
+    report = engine.report()
+    expected = oracle(hf, CHECKED, asked, schedules=own, **settings)
+    assert_same(found, expected)
+    alone = {each.name: oracle(hf, each, asked, **settings) for each in (CHECKED, GROUPED)}
+    assert_same(found, each_of_its_schedule(alone, own))
+    assert report.kv_read_share == pytest.approx(sum_of(found) / sum_of(found, read=False))
+
+
+def sum_of(rollouts: list[Rollout], read: bool = True) -> float:
+    """Tokens that dense decoding of the responses has in context, or those of them that were read."""
+    wholes = [int(rollout.context_tokens[1:].sum()) for rollout in rollouts]
+    return sum((each.kv_read_share if read else 1) * whole for each, whole in zip(rollouts, wholes, strict=True))
 
 
 def test_at_floor_1_greedy_tokens_are_those_of_dense_decoding(engine: VLLMEngine, hf: HFEngine) -> None:

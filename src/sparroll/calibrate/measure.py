@@ -212,6 +212,46 @@ class Study:
         found = self._measurement(None, statistics, 1.0, "dense", self.settings.seed, started)
         return replace(found, divergence=divergence)
 
+    @property
+    def schedules_at_once(self) -> int:
+        """Of how many schedules `measure_together` samples the rollouts in the same decode steps: as many as the engine's
+        batch and its cache hold all requests of. 1 where the engine, the mode or the estimator takes them one by one."""
+        settings, engine = self.settings, self.engine
+        if settings.mode == "replay" or settings.estimator == "exact" or engine.most_schedules == 1:
+            return 1
+        requests = len(self.prompts) * settings.samples
+        longest = (
+            max(0 if isinstance(prompt, str) else len(prompt) for prompt in self.prompts) + settings.max_new_tokens
+        )
+        fit = engine.max_batch // requests
+        if engine.cache_tokens is not None:
+            fit = min(fit, engine.cache_tokens // (requests * longest))
+        return max(1, min(engine.most_schedules, fit))
+
+    def measure_together(
+        self, schedules: Sequence[Schedule], *, on_progress: OnProgress | None = None
+    ) -> list[Measurement]:
+        """The tail under each of these schedules, with rollouts that are sampled together: those that `measure` would
+        sample. A step of a small batch takes nearly as long as one of a large batch, so this takes little longer than one
+        schedule. The schedules have one selector, and the same dense layers and check. Each takes an equal part of the
+        seconds."""
+        if len(schedules) == 1 or self.schedules_at_once == 1:
+            stages = Stages(on_progress, len(schedules))
+            return [self.measure(each, on_progress=stages.next(each.name)) for each in schedules]
+        started = time.perf_counter()
+        for each in schedules:
+            check_measurable(each, self.settings)
+        stages = Stages(on_progress, 2)
+        rollouts = self._generate(schedules[0], self.settings.seed, stages.next("rollouts"), schedules)
+        requests, each_seconds = len(rollouts) // len(schedules), (time.perf_counter() - started) / len(schedules)
+        scored, found = Stages(stages.next("scores"), len(schedules)), []
+        for place, each in enumerate(schedules):
+            own, began = rollouts[place * requests : (place + 1) * requests], time.perf_counter() - each_seconds
+            share = _read_share_of(own)
+            found.append(self._scored(own, each, share, "faithful", self.settings.seed, began, scored.next(each.name)))
+        stages.end()
+        return found
+
     def measure(
         self,
         schedule: Schedule,
@@ -237,7 +277,19 @@ class Study:
             rollouts = self._generate(schedule, seed, stages.next(f"rollouts with {schedule.name}"))
             share = self.engine.report().kv_read_share
         progress = stages.next(f"scores of {schedule.name}")
-        statistics, divergence = self._statistics(rollouts, schedule, mode, progress)
+        return self._scored(rollouts, schedule, share, mode, seed, started, progress)
+
+    def _scored(
+        self,
+        rollouts: list[Rollout],
+        schedule: Schedule,
+        share: float,
+        mode: Mode,
+        seed: int,
+        started: float,
+        on_progress: OnProgress | None,
+    ) -> Measurement:
+        statistics, divergence = self._statistics(rollouts, schedule, mode, on_progress)
         found = replace(self._measurement(schedule, statistics, share, mode, seed, started), divergence=divergence)
         if schedule.check is not None:
             found.checked = CheckFigures.of(rollouts, self.settings.bin_tokens)
@@ -259,18 +311,35 @@ class Study:
         seconds = time.perf_counter() - started
         return Measurement(schedule, statistics, self.settings.estimator, share, mode, seed, seconds)
 
-    def _generate(self, schedule: Schedule | None, seed: int, on_progress: OnProgress | None) -> list[Rollout]:
+    def _generate(
+        self,
+        schedule: Schedule | None,
+        seed: int,
+        on_progress: OnProgress | None,
+        together: Sequence[Schedule] | None = None,
+    ) -> list[Rollout]:
+        """A rollout of each prompt and sample; with several schedules `together`, the rollouts of one after those of
+        another, which have the same seeds."""
+        settings, prompts, samples = self.settings, list(self.prompts), self.settings.samples
+        of_each: dict[str, Any] = {"seed": seed}
+        if together is not None:
+            seeds = [request_seed(seed, place, sample) for place in range(len(prompts)) for sample in range(samples)]
+            own = [each for each in together for _ in seeds]
+            prompts, of_each = prompts * len(together), {"seed": seeds * len(together), "schedules": own}
         with under(self._engine_for(schedule), schedule=schedule):
             self.engine.reset_report()
-            return self.engine.generate(
-                self.prompts,
-                self.settings.samples,
-                max_new_tokens=self.settings.max_new_tokens,
-                temperature=self.settings.temperature,
-                seed=seed,
-                top_k=self.settings.list_tokens,
+            rollouts = self.engine.generate(
+                prompts,  # type: ignore[arg-type]
+                samples,
+                max_new_tokens=settings.max_new_tokens,
+                temperature=settings.temperature,
+                top_k=settings.list_tokens,
                 on_progress=counted(on_progress, "rollouts"),
+                **of_each,
             )
+        if together is None:
+            return rollouts
+        return [replace(each, prompt_index=each.prompt_index % len(self.prompts)) for each in rollouts]
 
     def _engine_for(self, schedule: Schedule | None) -> Engine:
         """The engine, which from here on runs this schedule."""
@@ -413,6 +482,13 @@ def _seen(rollout: Rollout) -> TokenScores:
 
 def _name(rollout: Rollout) -> str:
     return f"{rollout.prompt_index}#{rollout.sample_index}"
+
+
+def _read_share_of(rollouts: Sequence[Rollout]) -> float:
+    """The share of tokens attended to, over the decode steps that these rollouts needed."""
+    wholes = [int(rollout.context_tokens[1:].sum()) for rollout in rollouts]
+    read = sum(rollout.kv_read_share * whole for rollout, whole in zip(rollouts, wholes, strict=True))
+    return read / sum(wholes) if any(wholes) else 1.0
 
 
 def read_share(rollouts: Sequence[Rollout], schedule: Schedule, layers: int) -> float:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sparroll.attention.selectors import Selector, make_selector
+from sparroll.calibrate.defaults import BATCH, BATCH_TOGETHER
 from sparroll.calibrate.measure import MeasureSettings, Study
 from sparroll.engines.base import Engine
 from sparroll.engines.make import check_available, check_samples_at, dtype_named, make_engine, roomiest
@@ -28,15 +29,20 @@ def open_study(
     engine: str = "hf",
     device: str | None = None,
     dtype: str | None = None,
-    max_batch: int = 64,
+    max_batch: int | None = None,
 ) -> Study:
     """A study with an engine and a scorer on one model. The scorer is always transformers, whichever engine samples.
 
-    schedules: those that will be measured, or one of each kind. Raises UserError if the engine cannot run one of them,
-    or cannot sample at the temperature. One vLLM engine has one selector, so another one is started for each of them.
+    schedules: those that will be measured, or one of each kind.  max_batch: rollouts that decode together; default: BATCH,
+    or BATCH_TOGETHER with vLLM where no schedule checks drafts, whose logits take memory for each rollout.
+
+    Raises UserError if the engine cannot run one of them, or cannot sample at the temperature. One vLLM engine has one
+    selector, so another one is started for each of them.
     """
     check_samples_at(engine, settings.temperature)
     precision, apart = dtype_named(dtype), engine == "vllm"
+    together = apart and not any(schedule.check for schedule in schedules)
+    batch = max_batch or (BATCH_TOGETHER if together else BATCH)
 
     def alike(schedule: Schedule | None) -> list[Schedule]:
         """Those that one engine runs, together with this one."""
@@ -49,7 +55,7 @@ def open_study(
             capacity=roomiest(alike(schedule)),
             dtype=precision,
             device=device,
-            max_batch=max_batch,
+            max_batch=batch,
             gpu_memory_share=0.5,
         )
 

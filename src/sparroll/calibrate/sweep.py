@@ -1,5 +1,5 @@
 """Measures the tail at every budget of a grid, and the dense ceiling. It can be resumed: each finished budget is a file
-and is not measured again. Fitting is in fit.py."""
+and is not measured again. Where the engine's batch has room, several budgets are sampled together. Fitting is in fit.py."""
 
 from __future__ import annotations
 
@@ -164,18 +164,44 @@ def sweep(
     ceiling = store.ceiling(study, stages.next("dense ceiling"))
     if on_ceiling is not None:
         on_ceiling(ceiling)
-    longest = _longest_context(study)
-    measurements = []
-    for budget in grid:
-        schedule = _fixed(budget, selector, dense_layers, check)
-        progress = stages.next(f"budget {budget}{_check_name(check, ', windows of {}, floor {:g}')}")
-        measure = partial(study.measure, schedule, on_progress=progress)
-        if budget >= longest:
-            nothing = check and CheckFigures.of_dense(ceiling.tail())
-            measure = partial(replace, ceiling, schedule=schedule, mode="dense", wall_seconds=0.0, checked=nothing)
-        measurements.append(store.measured(budget_name(budget, check), measure))
+    asked = {budget_name(budget, check): _fixed(budget, selector, dense_layers, check) for budget in grid}
+    measurements = _measured(study, store, asked, ceiling, stages)
     stages.end()
     return Sweep(study.settings, selector, dense_layers, ceiling, tuple(measurements), check)
+
+
+def _measured(
+    study: Study, store: Store, asked: Mapping[str, Schedule], ceiling: Measurement, stages: Stages
+) -> list[Measurement]:
+    """The measurements of these schedules, by the names under which the folder keeps them: read from there, or made and kept
+    now, as many at a time as the study samples together. One that reads every context whole is that of the ceiling."""
+    longest = _longest_context(study)
+    found: dict[str, Measurement | None] = {}
+    for name, schedule in asked.items():
+        if min(schedule.steps[0].budgets) >= longest:
+            nothing = schedule.check and CheckFigures.of_dense(ceiling.tail())
+            dense = partial(replace, ceiling, schedule=schedule, mode="dense", wall_seconds=0.0, checked=nothing)
+            found[name] = store.measured(name, dense)
+        else:
+            found[name] = store.load(name)
+    missing = [name for name, measurement in found.items() if measurement is None]
+    for _ in range(len(asked) - len(missing)):
+        stages.next("measured before")
+    for first in range(0, len(missing), study.schedules_at_once):
+        names = missing[first : first + study.schedules_at_once]
+        together = [asked[name] for name in names]
+        progress = stages.next(_in_words(together), len(names))
+        for name, measurement in zip(names, study.measure_together(together, on_progress=progress), strict=True):
+            store.save(name, measurement)
+            found[name] = measurement
+    return [measurement for measurement in found.values() if measurement is not None]
+
+
+def _in_words(schedules: Sequence[Schedule]) -> str:
+    """What is measured, for a progress bar."""
+    budgets = [" / ".join(map(str, schedule.steps[0].budgets)) for schedule in schedules]
+    what = f"budget {budgets[0]}" if len(budgets) == 1 else f"{len(budgets)} budgets from {budgets[0]} to {budgets[-1]}"
+    return what + _check_name(schedules[0].check, ", windows of {}, floor {:g}")
 
 
 def sweep_groups(
@@ -212,20 +238,16 @@ def sweep_groups(
         on_ceiling=on_ceiling,
         on_progress=stages.next(f"budget {largest}"),
     )
-    alone = []
-    for group, own in zip(layer_groups, schedules, strict=True):
-        measured = []
-        for schedule in own:
-            budget = min(schedule.steps[0].budgets)
-            progress = stages.next(f"budget {budget} in layers {group[0]} to {group[-1]}")
-            measure = partial(study.measure, schedule, on_progress=progress)
-            if budget >= _longest_context(study):
-                measure = partial(replace, whole.ceiling, schedule=schedule, mode="dense", wall_seconds=0.0)
-            name = f"{budget_name(budget)}-layers-{digest([group, largest])}"
-            measured.append(store.measured(name, measure))
-        alone.append(tuple(measured))
+    asked = {
+        f"{budget_name(budget)}-layers-{digest([group, largest])}": schedule
+        for group, own in zip(layer_groups, schedules, strict=True)
+        for budget, schedule in zip(grid, own, strict=False)
+    }
+    measured = _measured(study, store, asked, whole.ceiling, stages)
     stages.end()
-    return replace(whole, layer_groups=layer_groups, alone=tuple(alone))
+    each = len(grid) - 1
+    alone = tuple(tuple(measured[each * place : each * (place + 1)]) for place in range(len(layer_groups)))
+    return replace(whole, layer_groups=layer_groups, alone=alone)
 
 
 def _one_group(

@@ -45,6 +45,11 @@ class Engine(Protocol):
     compression: Compression | None
     """What decides which tokens leave the cache; None where every token stays. It cannot be combined with a
     schedule."""
+    cache_tokens: int | None
+    """How many tokens' K and V it can hold at a time; None where only the device's memory limits them."""
+    most_schedules: int
+    """How many schedules requests that decode in the same steps may have of their own. 1: those of one schedule decode after
+    those of another."""
     weight_version: int
     """Rises with each `load_weights`; 0 for the weights that the engine was made with."""
 
@@ -79,6 +84,7 @@ class Engine(Protocol):
         seed: int | Sequence[int] = 0,
         top_k: int = 0,
         dense: Sequence[bool] | None = None,
+        schedules: Sequence[Schedule] | None = None,
         on_progress: OnProgress | None = None,
     ) -> list[Rollout]:
         """`n` rollouts per prompt, in the prompts' order; the same seed gives the same rollouts in any batch.
@@ -91,6 +97,9 @@ class Engine(Protocol):
         dense: one flag per request, prompt by prompt like a list of seeds: True where the request's decode steps read
         everything although the engine has a schedule or a compression. Such a rollout is the one that the engine would
         sample with neither. With neither the flags change nothing.
+        schedules: one per request, prompt by prompt: what its decode steps read by in place of the engine's schedule, whose
+        selector, dense layers and check they have. Such a rollout is the one that the engine would sample under that
+        schedule.
         on_progress: called with (rollouts finished, rollouts in all) after each rollout that ends.
         """
         ...

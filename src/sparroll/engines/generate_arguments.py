@@ -15,7 +15,7 @@ from sparroll.engines import sampling
 from sparroll.engines.base import Engine, samples_densely
 from sparroll.engines.prompt_encoder import text_ids
 from sparroll.errors import UserError
-from sparroll.schedule import MOST_TOKENS
+from sparroll.schedule import MOST_TOKENS, Schedule, check_is_schedule
 from sparroll.types import LEAST_TEMPERATURE, MOST_SAMPLES, is_whole
 
 if TYPE_CHECKING:
@@ -150,6 +150,42 @@ def dense_flags(engine: Engine, dense: Sequence[bool] | None, requests: int) -> 
         if not isinstance(flag, (bool, np.bool_)):
             raise UserError(f"dense must hold True and False, got {flag!r}")
     return [False] * requests if samples_densely(engine) else [bool(flag) for flag in dense]
+
+
+def schedules_read(
+    engine: Engine, schedules: Sequence[Schedule] | None, flags: Sequence[bool]
+) -> list[Schedule | None]:
+    """The schedule that each request reads by, prompt by prompt; None for those that read everything. flags: which are
+    dense. Raises UserError for anything but one schedule for each request that fits the engine's."""
+    if schedules is None:
+        return [None if flag else engine.schedule for flag in flags]
+    if not isinstance(schedules, (list, tuple)):
+        raise UserError(
+            f"schedules must be a list of schedules, got {schedules!r}", "leave it out for the engine's own"
+        )
+    if len(schedules) != len(flags):
+        raise UserError(
+            f"schedules needs one per request, {len(flags)} in all, got {len(schedules)}",
+            "n schedules for each prompt, prompt by prompt, as in a list of seeds",
+        )
+    if engine.schedule is None:
+        raise UserError(
+            "requests have schedules of their own only beside one of the engine", "set_schedule one of them first"
+        )
+    for each in {id(each): each for each in schedules}.values():
+        check_is_schedule(each)
+        if _fixed_parts(each) != _fixed_parts(engine.schedule):
+            raise UserError(
+                f"the schedule {each.name!r} of a request has another selector, other dense layers or another check than "
+                f"the engine's, {engine.schedule.name!r}",
+                "set_schedule one of the same kind first, and ask for the others in a generate of their own",
+            )
+        engine.check_schedule(each)
+    return [None if flag else own for flag, own in zip(flags, schedules, strict=True)]
+
+
+def _fixed_parts(schedule: Schedule) -> tuple[Any, ...]:
+    return schedule.selector, schedule.dense_layers, schedule.check
 
 
 def whole_numbers(values: Iterable[Any], what: str, hint: str) -> list[int]:

@@ -48,6 +48,7 @@ class FakeEngine:
 
     def __init__(self):
         self.kind = "hf"
+        self.most_schedules, self.max_batch, self.cache_tokens = 1, 64, None
         self.schedule = None
         self.compression = None
         self.weight_version = 0
@@ -69,13 +70,30 @@ class FakeEngine:
         return self._report
 
     def generate(
-        self, prompts, n=1, *, max_new_tokens, temperature=1.0, stop_ids=None, seed=0, top_k=0, on_progress=None
+        self,
+        prompts,
+        n=1,
+        *,
+        max_new_tokens,
+        temperature=1.0,
+        stop_ids=None,
+        seed=0,
+        top_k=0,
+        schedules=None,
+        on_progress=None,
     ):
-        self.generated.append((self.schedule.name if self.schedule else None, seed))
+        if schedules is None:
+            self.generated.append((self.schedule.name if self.schedule else None, seed))
+        else:
+            self.generated.append((tuple(dict.fromkeys(each.name for each in schedules)), seed[0]))
+            assert self.schedule is not None and len(schedules) == len(prompts) * n <= self.max_batch
         if self.fail:
             raise RuntimeError("the engine broke")
+        own = schedules or [self.schedule] * (n * len(prompts))
         rollouts = [
-            self._rollout(prompt, index, sample, _own(seed, index, sample, n), max_new_tokens, top_k)
+            self._rollout(
+                prompt, index, sample, _own(seed, index, sample, n), max_new_tokens, top_k, own[index * n + sample]
+            )
             for index, prompt in enumerate(prompts)
             for sample in range(n)
         ]
@@ -85,11 +103,11 @@ class FakeEngine:
             on_progress(len(rollouts), len(rollouts))
         return rollouts
 
-    def _rollout(self, prompt, index, sample, own, max_new_tokens, top_k):
+    def _rollout(self, prompt, index, sample, own, max_new_tokens, top_k, schedule):
         tokens = min(max_new_tokens, 50 + (own * 7919) % 351)
         context_T = len(prompt) + torch.arange(tokens)
-        acceptance_T = (law(context_T, self.schedule) + jitter(own, tokens)).clamp(0.01, 0.999)
-        check = self.schedule.check if self.schedule else None
+        acceptance_T = (law(context_T, schedule) + jitter(own, tokens)).clamp(0.01, 0.999)
+        check = schedule.check if schedule else None
         checked = checked_fields(acceptance_T, check, own) if check else {}
         acceptance_T = checked.pop("acceptance_T", acceptance_T)
         return Rollout(
@@ -100,6 +118,7 @@ class FakeEngine:
             prompt_index=index,
             sample_index=sample,
             seed=own,
+            kv_read_share=0.5,
             top_k=lists(acceptance_T) if top_k else None,
             **checked,
         )

@@ -54,6 +54,60 @@ def test_a_finished_sweep_is_not_measured_again_and_budgets_may_be_added(tmp_pat
     assert again.ceiling.tail() == first.ceiling.tail()
 
 
+def mixing(max_batch=96, **settings):
+    """A study whose engine decodes requests of several schedules together: of each schedule it has 24."""
+    bench = study(**settings)
+    bench.engine.most_schedules, bench.engine.max_batch = 31, max_batch
+    return bench
+
+
+def test_budgets_that_are_sampled_together_are_measured_as_each_would_be_alone(tmp_path):
+    bench, budgets = mixing(), [64, 96, 112, 128, 192, 512]
+    got = run(bench, tmp_path / "together", budgets)
+    apart = run(study(), tmp_path / "apart", budgets)
+    # Four fit into the batch, and the last one holds every context.
+    fixed = [f"fixed-{budget}" for budget in budgets]
+    assert bench.engine.generated == [(None, 0), (tuple(fixed[:4]), bench.engine.generated[1][1]), (fixed[4], 0)]
+    assert [each.tail() for each in got.measurements] == [each.tail() for each in apart.measurements]
+    assert figures(tmp_path / "together") == figures(tmp_path / "apart")
+    together = [each.wall_seconds for each in got.measurements[:4]]
+    assert all(together) and got.measurements[5].mode == "dense"
+
+
+def test_a_kill_while_budgets_are_sampled_together_costs_these_alone(tmp_path):
+    bench = mixing(max_batch=50)
+    run(bench, tmp_path, [64, 96])
+    bench.engine.fail = True
+    with pytest.raises(RuntimeError, match="the engine broke"):
+        run(bench, tmp_path, [64, 96, 128, 192])
+    again = mixing()
+    found = run(again, tmp_path, [64, 96, 128, 192])
+    assert [names for names, _ in again.engine.generated] == [("fixed-128", "fixed-192")]
+    assert [each.tail() for each in found.measurements] == [
+        each.tail() for each in run(study(), tmp_path / "apart", [64, 96, 128, 192]).measurements
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "max_batch", "expected"),
+    [
+        ({}, 96, 4),
+        ({}, 24, 1),
+        ({}, 10, 1),
+        ({}, 10_000, 31),
+        ({"mode": "replay"}, 96, 1),
+        ({"estimator": "exact"}, 96, 1),
+    ],
+)
+def test_so_many_schedules_are_sampled_together_as_the_engine_and_the_study_allow(settings, max_batch, expected):
+    bench = mixing(max_batch, **settings)
+    assert bench.schedules_at_once == expected
+    # Each of 24 requests may grow to 20 + 400 tokens.
+    bench.engine.cache_tokens = 24 * 420 * 3 - 1
+    assert bench.schedules_at_once == min(2, expected)
+    assert study(**settings).schedules_at_once == 1
+
+
 @pytest.mark.parametrize("mode", ["faithful", "replay"])
 def test_a_kill_at_any_write_loses_nothing_that_was_written(tmp_path, mode):
     straight = tmp_path / "straight"

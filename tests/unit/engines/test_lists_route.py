@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from sparroll.engines.vllm import lists_route, rescoring
-from sparroll.engines.vllm.attention.dense_requests import CACHE_SALT
+from sparroll.engines.vllm.attention.request_schedules import CACHE_SALT
 from sparroll.engines.vllm.lists_route import (
     ENGINES_PATH,
     SAMPLES_PATH,

@@ -3,7 +3,8 @@ largest one that misses and the smallest one that holds. Decides; measures nothi
 
 A budget whose tail surely holds in a bin says that larger ones need not be measured for it, and one that misses says so of
 smaller ones. What is left between the two is narrowed where it costs most: by the tokens in the bin, and by how far apart
-the two are. A bin that no measured budget holds comes first.
+the two are. A bin that no measured budget holds comes first. Where the engine samples several budgets together, several are
+chosen before any of them is measured: half of all first, and then the others.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from sparroll.calibrate.allocation.wanted import Wanted
@@ -39,16 +41,31 @@ def spread_over(budgets: Sequence[int], count: int) -> list[int]:
     return [budgets[round(place * (len(budgets) - 1) / (count - 1))] for place in range(count)]
 
 
-def first_budgets(budgets: Sequence[int], most: int) -> list[int]:
+def first_budgets(budgets: Sequence[int], most: int, coarse: int = COARSE) -> list[int]:
     """Those to begin with: at even places, none at an end. Budgets in rising order."""
-    count = min(COARSE, most, len(budgets))
+    count = min(coarse, most, len(budgets))
     places = [round((place + 1) * (len(budgets) - 1) / (count + 1)) for place in range(count)]
     return [budgets[place] for place in dict.fromkeys(places)]
 
 
-def next_budget(sweep: Sweep, budgets: Sequence[int], wanted: Wanted, left: int) -> int | None:
-    """The budget of the grid to measure next; None where none is needed. left: how many may still be measured."""
-    unmeasured = [budget for budget in budgets if budget not in sweep.budgets]
+def next_budgets(sweep: Sweep, budgets: Sequence[int], wanted: Wanted, left: int, count: int) -> list[int]:
+    """The budgets of the grid to measure next, at most `count`, in rising order; none where none is needed. left: how many
+    may still be measured."""
+    chosen: list[int] = []
+    while len(chosen) < count:
+        following = next_budget(sweep, budgets, wanted, left - len(chosen), chosen)
+        if following is None:
+            break
+        chosen.append(following)
+    return sorted(chosen)
+
+
+def next_budget(
+    sweep: Sweep, budgets: Sequence[int], wanted: Wanted, left: int, pending: Sequence[int] = ()
+) -> int | None:
+    """The budget of the grid to measure next; None where none is needed. left: how many may still be measured, without those
+    that are `pending`, of which nothing is known yet."""
+    unmeasured = [budget for budget in budgets if budget not in (*sweep.budgets, *pending)]
     if left < 1 or not unmeasured:
         return None
     gaps: list[tuple[float, list[int]]] = []
@@ -59,10 +76,13 @@ def next_budget(sweep: Sweep, budgets: Sequence[int], wanted: Wanted, left: int)
         if holds is None:
             unheld.append(misses)
             continue
-        inside = [budget for budget in unmeasured if misses < budget < holds]
-        width = holds / (misses or budgets[0])
-        if inside and width > NEAR:
-            gaps.append((tokens * math.log(width), inside))
+        # A pending budget parts the gap, and what is looked for lies in one of the parts.
+        parts = [misses, *sorted(budget for budget in pending if misses < budget < holds), holds]
+        for low, high in pairwise(parts):
+            inside = [budget for budget in unmeasured if low < budget < high]
+            width = high / (low or budgets[0])
+            if inside and width > NEAR:
+                gaps.append((tokens * math.log(width) / (len(parts) - 1), inside))
     larger = [budget for budget in unmeasured if budget > max(unheld)] if unheld else []
     if larger:
         return larger[-1] if left == 1 else larger[len(larger) // 2]
@@ -115,13 +135,13 @@ class Fine:
         done = set[int]()
 
         def measure(chosen: Sequence[int]) -> Sweep:
-            new, progress = len(set(chosen) - done - set(free)), None
-            for _ in range(new):
-                progress = stages.next("coarse to fine")
+            new = len(set(chosen) - done - set(free))
+            progress = stages.next("coarse to fine", new)
             done.update(chosen)
             return sweep(study, budgets=chosen, on_progress=progress, **about)
 
-        found = narrowed(measure, run, free, self.wanted, self.most)
+        at_once = 1 if study.schedules_at_once == 1 else -(-self.most // 2)
+        found = narrowed(measure, run, free, self.wanted, self.most, at_once)
         stages.end()
         return found
 
@@ -141,17 +161,22 @@ def runnable(study: Study, budgets: Sequence[int]) -> tuple[list[int], list[int]
 
 
 def narrowed(
-    measure: Callable[[Sequence[int]], Sweep], budgets: Sequence[int], free: Sequence[int], wanted: Wanted, most: int
+    measure: Callable[[Sequence[int]], Sweep],
+    budgets: Sequence[int],
+    free: Sequence[int],
+    wanted: Wanted,
+    most: int,
+    at_once: int = 1,
 ) -> Sweep:
     """Sweep at most so many of the budgets, coarse to fine.
 
     measure: sweeps the budgets that it is given; those that it has measured before cost nothing.  free: budgets that hold
-    every context, and so are not run.
+    every context, and so are not run.  at_once: how many are chosen before any of them is measured.
     """
-    chosen = first_budgets(budgets, most)
+    chosen = first_budgets(budgets, most, max(COARSE, at_once))
     while True:
         sweep = measure([*chosen, *free])
-        following = next_budget(sweep, budgets, wanted, most - len(chosen))
-        if following is None:
+        following = next_budgets(sweep, budgets, wanted, most - len(chosen), at_once)
+        if not following:
             return sweep
-        chosen.append(following)
+        chosen += following

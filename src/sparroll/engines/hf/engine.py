@@ -41,6 +41,8 @@ class HFEngine(Engine):
     """
 
     kind = "hf"
+    most_schedules = 1
+    cache_tokens = None
 
     def __init__(
         self,
@@ -176,6 +178,7 @@ class HFEngine(Engine):
         seed: int | Sequence[int] = 0,
         top_k: int = 0,
         dense: Sequence[bool] | None = None,
+        schedules: Sequence[Schedule] | None = None,
         on_progress: OnProgress | None = None,
     ) -> list[Rollout]:
         """`n` rollouts per prompt, in the prompts' order.
@@ -186,7 +189,8 @@ class HFEngine(Engine):
         one per request. top_k: also return the k most likely tokens and their log-probabilities. dense: one flag per
         request, prompt by prompt; True reads everything in each step, whatever the schedule, and keeps every token,
         whatever the compression. Where drafts are checked, such a request is drafted and checked like the others, with
-        drafts of the dense policy. Raises UserError for empty prompts, prompts that do not leave room for
+        drafts of the dense policy. schedules: one per request, in place of the engine's; those of one schedule decode after
+        those of another. Raises UserError for empty prompts, prompts that do not leave room for
         `max_new_tokens` in the model's context, and NaN logits.
         """
         model = self.model
@@ -194,6 +198,7 @@ class HFEngine(Engine):
         prompt_ids = generate_arguments.prompt_ids(self, prompts, max_new_tokens)
         seeds = generate_arguments.seeds(seed, len(prompt_ids), n)
         flags = generate_arguments.dense_flags(self, dense, len(seeds))
+        generate_arguments.schedules_read(self, schedules, flags)
         asked = [
             Request(ids, index, sample, seeds[index * n + sample], max_new_tokens, flags[index * n + sample])
             for index, ids in enumerate(prompt_ids)
@@ -214,33 +219,41 @@ class HFEngine(Engine):
             top_k=min(top_k, self.vocabulary),
         )
         with routed(model):
-            rollouts = _sampled(settings, asked, self._report, on_progress)
+            rollouts = _sampled(settings, asked, schedules, self._report, on_progress)
         for rollout in rollouts:
             rollout.text = response_text(self.tokenizer, rollout.response_ids)
         return rollouts
 
 
 def _sampled(
-    settings: GenerateSettings, asked: list[Request], report: EngineReport, on_progress: OnProgress | None
+    settings: GenerateSettings,
+    asked: list[Request],
+    schedules: Sequence[Schedule] | None,
+    report: EngineReport,
+    on_progress: OnProgress | None,
 ) -> list[Rollout]:
-    """The rollouts of all requests. Under a compression, dense requests decode after the others in a cache of their own,
-    because a cache of compressed rows has no room for whole contexts."""
-    dense = [request for request in asked if request.dense]
-    if settings.compression is None or not dense:
-        return _one_run(settings, asked, report, on_progress)
-    others = [request for request in asked if not request.dense]
+    """The rollouts of all requests. Those of each schedule decode in a cache of their own, and under a compression dense
+    requests do, because a cache of compressed rows has no room for whole contexts."""
+    runs: list[tuple[GenerateSettings, list[int]]] = []
+    for place, request in enumerate(asked):
+        own = settings if schedules is None else replace(settings, schedule=schedules[place])
+        if request.dense:
+            own = replace(own, compression=None)
+        places = next((places for known, places in runs if known == own), None)
+        if places is None:
+            runs.append((own, places := []))
+        places.append(place)
+    found, begun = dict[int, Rollout](), 0
 
-    def of_both(done: int, _total: int, _text: str = "", /) -> None:
+    def of_all(done: int, _total: int, _text: str = "", /) -> None:
         if on_progress is not None:
-            on_progress(done + begun, len(asked))
+            on_progress(begun + done, len(asked))
 
-    begun, found = 0, []
-    for own, requests in ((settings, others), (replace(settings, compression=None), dense)):
-        # The first cache is gone when the second one is made.
-        found += _one_run(own, requests, report, of_both) if requests else []
-        begun = len(requests)
-    compressed, whole = iter(found[: len(others)]), iter(found[len(others) :])
-    return [next(whole if request.dense else compressed) for request in asked]
+    for own, places in runs:
+        # The cache before is gone when the next one is made.
+        found |= zip(places, _one_run(own, [asked[place] for place in places], report, of_all), strict=True)
+        begun += len(places)
+    return [found[place] for place in range(len(asked))]
 
 
 def _one_run(

@@ -1,4 +1,5 @@
-"""Which schedules an engine can go on with, by the one that it was started with. vLLM is not imported."""
+"""Which schedules an engine can go on with, by the one that it was started with, and which its requests can have of their
+own. vLLM is not imported."""
 
 from __future__ import annotations
 
@@ -6,6 +7,8 @@ from sparroll.errors import UserError
 from sparroll.schedule import Schedule
 
 MOST_STEPS = 64
+MOST_REQUEST_SCHEDULES = 31
+"""That requests which decode together may have of their own."""
 _BY_ITSELF = "run the other one by itself: in a command, a run or an engine of its own"
 
 

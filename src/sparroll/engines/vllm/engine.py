@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,7 +28,7 @@ from sparroll.engines.prompt_encoder import response_text
 from sparroll.engines.report import EngineReport, LayerReport
 from sparroll.engines.vllm import launch, model_files, outputs, requests, rescoring
 from sparroll.engines.vllm.arguments import check_short_steps, llm_arguments, settings_of, whole_prompts, widest
-from sparroll.engines.vllm.capacity import check_fits_engine
+from sparroll.engines.vllm.capacity import MOST_REQUEST_SCHEDULES, check_fits_engine
 from sparroll.engines.vllm.step_check import check_ran
 from sparroll.engines.weights import check_version, checked, expected_shapes
 from sparroll.errors import UserError
@@ -57,6 +58,7 @@ class VLLMEngine(Engine):
     """
 
     kind = "vllm"
+    most_schedules = MOST_REQUEST_SCHEDULES
 
     def __init__(
         self,
@@ -95,6 +97,9 @@ class VLLMEngine(Engine):
         self.compression: Compression | None = None
         self._weights: Literal["whole", "gone"] = "whole"
         self._asleep = False
+        self.cache_tokens: int | None = None
+        self._gave_schedules = False
+        """Whether the workers hold schedules of requests."""
         self._llm: Any = None
         self._end_ids = generate_arguments.end_ids(
             model_files.generation_config(folder), self.tokenizer, self.vocabulary
@@ -137,6 +142,8 @@ class VLLMEngine(Engine):
             launch.choose_runner(v1=sparse and self.checks_drafts)
             launch.allow_graphs()
             self._llm = launch.start(folder, arguments)
+            cache = self._llm.llm_engine.vllm_config.cache_config
+            self.cache_tokens = int(cache.num_gpu_blocks) * int(cache.block_size)
             self.set_schedule(chosen)
             self.reset_report()
             self._take_said()
@@ -171,7 +178,7 @@ class VLLMEngine(Engine):
         if schedule != self.schedule:
             # Cached responses were computed under the old one.
             self._empty_cache()
-        self.schedule = schedule
+        self.schedule, self._gave_schedules = schedule, False
         if self.checks_drafts:
             scheduler = self.llm.llm_engine.engine_core.engine_core.scheduler
             scheduler.window_tokens = schedule.check.window_tokens if schedule and schedule.check else None
@@ -320,12 +327,14 @@ class VLLMEngine(Engine):
         seed: int | Sequence[int] = 0,
         top_k: int = 0,
         dense: Sequence[bool] | None = None,
+        schedules: Sequence[Schedule] | None = None,
         on_progress: OnProgress | None = None,
     ) -> list[Rollout]:
         """`n` rollouts per prompt, in the prompts' order; arguments and refusals are HFEngine's.
 
-        Dense requests have a `cache_salt`, so vLLM's prefix cache keeps their K and V apart from those that sparse steps
-        wrote. Raises RuntimeError where the backend did not count every step that the rollouts needed.
+        Requests that are dense or have schedules of their own decode beside the others, up to `most_schedules` of
+        them. They have a `cache_salt`, so vLLM's prefix cache keeps their K and V apart from those that
+        other schedules wrote. Raises RuntimeError where the backend did not count every step that the rollouts needed.
         """
         self._check_ready()
         generate_arguments.check_counts(n, max_new_tokens, temperature, top_k, top_p)
@@ -334,6 +343,7 @@ class VLLMEngine(Engine):
         seeds = generate_arguments.seeds(seed, len(ids), n)
         stops = generate_arguments.stop_ids(self, self._end_ids if stop_ids is None else stop_ids)
         flags = generate_arguments.dense_flags(self, dense, len(seeds))
+        read_by = generate_arguments.schedules_read(self, schedules, flags)
         top_k = min(top_k, self.vocabulary)
         asked = [prompt for prompt in ids for _ in range(n)]
         before = self.report()
@@ -341,24 +351,41 @@ class VLLMEngine(Engine):
         finished = requests.run(
             self.llm,
             [
-                requests.tokens_prompt(ids, flag and not self.checks_drafts)
-                for ids, flag in zip(asked, flags, strict=True)
+                requests.tokens_prompt(ids, requests.cache_salt(own, self.schedule))
+                for ids, own in zip(asked, read_by, strict=True)
             ],
             requests.parameters(max_new_tokens, temperature, top_p, stops, seeds, top_k, flags),
             self._take_said,
             on_progress,
+            partial(self._give_schedules, read_by),
         )
         self._wall_seconds += time.perf_counter() - began
         rollouts = [
-            self._rollout(prompt, *finished[place], top_k, place // n, place % n, seeds[place], flags[place])
+            self._rollout(prompt, *finished[place], top_k, place // n, place % n, seeds[place], read_by[place])
             for place, prompt in enumerate(asked)
         ]
         self._generated_tokens += sum(len(rollout.response_ids) for rollout in rollouts)
         if self.sparse:
-            check_ran(self.report().since(before), rollouts, flags, self.schedule)
+            check_ran(self.report().since(before), rollouts, flags, read_by)
         else:
             self._count_dense(rollouts)
         return rollouts
+
+    def _give_schedules(self, read_by: Sequence[Schedule | None], names: Sequence[str]) -> None:
+        """Tell the workers which of these requests have schedules of their own. vLLM counts its requests, so a name that a
+        worker keeps beyond the request's end is never another's."""
+        own: list[Schedule] = []
+        numbers: dict[str, int] = {}
+        for name, each in zip(names, read_by, strict=True):
+            if each is not None and each != self.schedule:
+                if each not in own:
+                    own.append(each)
+                numbers[name] = 1 + own.index(each)
+        if not own and not self._gave_schedules:
+            return
+        tables = [(each.table(), each.name) for each in own]
+        self.llm.collective_rpc("sparroll_set_request_schedules", args=(tables, numbers))
+        self._gave_schedules = bool(own)
 
     def dense_scores(
         self,
@@ -431,9 +458,8 @@ class VLLMEngine(Engine):
         index: int,
         sample: int,
         seed: int,
-        dense: bool,
+        schedule: Schedule | None,
     ) -> Rollout:
-        schedule = None if dense else self.schedule
         output = finished.outputs[0]
         tokens = list(output.token_ids)
         logp, lists = outputs.log_probs(output.logprobs, tokens, top_k)

@@ -24,7 +24,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from sparroll.engines.vllm import outputs, rescoring
-from sparroll.engines.vllm.attention.dense_requests import CACHE_SALT, DENSE_REQUEST
+from sparroll.engines.vllm.attention.request_schedules import CACHE_SALT, DENSE_REQUEST
 from sparroll.types import Rollout, TokenScores, TopK
 
 MIDDLEWARE = "sparroll.engines.vllm.lists_route.ListsRoutes"

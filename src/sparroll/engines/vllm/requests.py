@@ -3,21 +3,35 @@ parameters are made."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sparroll.engines.vllm.attention.dense_requests import CACHE_SALT, DENSE_REQUEST
+from sparroll.engines.vllm.attention.request_schedules import CACHE_SALT, DENSE_REQUEST, OWN_CACHE_SALT
 from sparroll.progress import OnProgress
+from sparroll.schedule import Schedule
 
 Finished = tuple[Any, float, dict[str, Any] | None]
 """vLLM's output of a request, seconds until it was complete, and what the worker said of it: the checks of its drafts, or
 what it read in short steps."""
 
 
-def tokens_prompt(ids: list[int], apart: bool = False) -> dict[str, Any]:
-    """vLLM's TokensPrompt. apart: its K and V are shared with those of dense requests alone."""
-    return {"prompt_token_ids": ids} | ({"cache_salt": CACHE_SALT} if apart else {})
+def tokens_prompt(ids: list[int], salt: str | None = None) -> dict[str, Any]:
+    """vLLM's TokensPrompt. salt: its K and V are shared with those of requests with the same salt alone."""
+    return {"prompt_token_ids": ids} | ({"cache_salt": salt} if salt else {})
+
+
+def cache_salt(schedule: Schedule | None, engines: Schedule | None) -> str | None:
+    """Of a request that reads by this schedule (None: everything), in an engine with the other one in force. Where drafts
+    are checked, all K and V are dense, and none needs one."""
+    if schedule == engines or (engines is not None and engines.check is not None):
+        return None
+    if schedule is None:
+        return CACHE_SALT
+    said = json.dumps([schedule.selector.table(), schedule.dense_layers, schedule.plain_budgets()])
+    return OWN_CACHE_SALT.format(hashlib.sha256(said.encode()).hexdigest()[:16])
 
 
 def parameters(
@@ -56,10 +70,12 @@ def run(
     parameters: Sequence[Any],
     take_said: Callable[[], dict[str, dict[str, Any]]],
     on_progress: OnProgress | None,
+    on_names: Callable[[list[str]], None] | None = None,
 ) -> list[Finished]:
     """Run all requests to their end on this `vllm.LLM`. After an exception none is left running.
 
-    take_said: what the worker said of the requests that have ended, by vLLM's names for them.
+    take_said: what the worker said of the requests that have ended, by vLLM's names for them.  on_names: is told these
+    names, in the requests' order, before the first of them runs.
     """
     engine = llm.llm_engine
     began = time.perf_counter()
@@ -69,6 +85,8 @@ def run(
     finished: dict[int, tuple[Any, float]] = {}
     told: dict[int, dict[str, Any]] = {}
     try:
+        if on_names is not None:
+            on_names(names)
         while engine.has_unfinished_requests():
             for output in engine.step():
                 if output.finished:

@@ -13,10 +13,13 @@ from sparroll.schedule import Schedule
 from sparroll.types import Rollout
 
 
-def check_ran(ran: EngineReport, rollouts: Sequence[Rollout], dense: Sequence[bool], schedule: Schedule | None) -> None:
+def check_ran(
+    ran: EngineReport, rollouts: Sequence[Rollout], dense: Sequence[bool], schedules: Sequence[Schedule | None]
+) -> None:
     """Raise RuntimeError unless the backend counted every decode step that the rollouts needed.
 
-    ran: what it counted meanwhile.  dense: which rollouts belong to dense requests.
+    ran: what it counted meanwhile.  dense: which rollouts belong to dense requests.  schedules: what each was to be read by;
+    None: everything.
 
     A response of T tokens needs T - 1 steps: its first token is sampled at the end of its prompt's prefill, and each
     other token in a decode row over all tokens before it. Only a preempted request differs: the prefill that computes
@@ -32,15 +35,20 @@ def check_ran(ran: EngineReport, rollouts: Sequence[Rollout], dense: Sequence[bo
     row, whose token is thrown away.
     """
     contexts = [outputs.decode_contexts(len(each.prompt_ids), len(each.response_ids)) for each in rollouts]
-    contexts_T = np.concatenate(contexts)
-    dense_T = np.repeat(dense, [len(each) for each in contexts])
+    tokens = [len(each) for each in contexts]
     resumed = min(ran.resumed_tokens, ran.preemptions)
-    _check_dense_requests(ran, rollouts, dense, int(dense_T.sum()) - resumed)
+    _check_dense_requests(ran, rollouts, dense, int(np.dot(dense, tokens)) - resumed)
     sparse = [0] * len(ran.layers)
-    for layers, part in schedule.parts(len(ran.layers)) if schedule else ():
-        for number in layers:
-            sparse[number] = int(((part.read_tokens(contexts_T) < contexts_T) & ~dense_T).sum())
-    needed = len(contexts_T) - resumed - ran.checks.extra_tokens
+    by_schedule = {id(schedule): schedule for schedule in schedules}
+    for schedule in by_schedule.values():
+        if schedule is None:
+            continue
+        own_T = np.concatenate([each for each, own in zip(contexts, schedules, strict=True) if own is schedule])
+        for layers, part in schedule.parts(len(ran.layers)):
+            for number in layers:
+                sparse[number] += int((part.read_tokens(own_T) < own_T).sum())
+    needed = sum(tokens) - resumed - ran.checks.extra_tokens
+    names = ", ".join(dict.fromkeys(each.name if each else "dense" for each in by_schedule.values()))
     for number, layer in enumerate(ran.layers):
         rows = layer.sparse_steps + layer.dense_steps
         resumed_sparse = min(layer.resumed_sparse_tokens, ran.preemptions)
@@ -49,7 +57,7 @@ def check_ran(ran: EngineReport, rollouts: Sequence[Rollout], dense: Sequence[bo
             raise RuntimeError(
                 f"layer {number} ran {rows} decode steps through sparroll's backend, {layer.sparse_steps} of them sparse; "
                 f"the rollouts needed {needed}, {needed_sparse} of them sparse under schedule "
-                f"{schedule.name if schedule else 'dense'}, after {ran.preemptions} preemptions: vLLM ran another "
+                f"{names}, after {ran.preemptions} preemptions: vLLM ran another "
                 "attention backend, or rows were lost"
             )
 

@@ -39,6 +39,14 @@ class WorkerExtension:
 
         STATE.set_schedule(None if table is None else Schedule.from_table(table, name), window_follows)
 
+    def sparroll_set_request_schedules(self, tables: list[tuple[dict[str, Any], str]], numbers: dict[str, int]) -> None:
+        """Give requests that have not begun schedules of their own: as (table, name), and by vLLM's name of each request the
+        number of its schedule, from 1 on. Others keep the engine's. Must not be called while requests run."""
+        from sparroll.engines.vllm.attention.state import STATE
+        from sparroll.schedule import Schedule
+
+        STATE.set_request_schedules([Schedule.from_table(table, name) for table, name in tables], numbers)
+
     def sparroll_report(self) -> dict[str, Any]:
         """What ran in this worker since vLLM's warm-up or the last `sparroll_reset_report`, as the table of an
         EngineReport. With another worker class than ours nothing is counted before the first reset, because an extension

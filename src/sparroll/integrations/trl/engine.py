@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from sparroll.engines.vllm import outputs, requests, rescoring
-from sparroll.engines.vllm.attention.dense_requests import CACHE_SALT, DENSE_REQUEST
+from sparroll.engines.vllm.attention.request_schedules import CACHE_SALT, DENSE_REQUEST
 from sparroll.engines.vllm.capacity import check_fits_engine
 from sparroll.engines.vllm.rescoring import RescoringSettings
 from sparroll.engines.vllm.worker import WorkerExtension

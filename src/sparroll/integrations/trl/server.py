@@ -21,7 +21,7 @@ import requests
 import torch
 
 from sparroll.engines.vllm import lists_route, rescoring
-from sparroll.engines.vllm.attention.dense_requests import CACHE_SALT, DENSE_REQUEST
+from sparroll.engines.vllm.attention.request_schedules import CACHE_SALT, DENSE_REQUEST
 from sparroll.engines.vllm.rescoring import RescoringSettings
 from sparroll.errors import UserError
 from sparroll.integrations.trl.measured_rounds import MeasuredRounds

@@ -8,7 +8,7 @@ from typing import Any
 import ray
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorkerTQ
 
-from sparroll.engines.vllm.attention.dense_requests import DENSE_REQUEST
+from sparroll.engines.vllm.attention.request_schedules import DENSE_REQUEST
 from sparroll.integrations.verl.control_rows import FLAGS
 from sparroll.integrations.verl.tap import VALIDATION
 

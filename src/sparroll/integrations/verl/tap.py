@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from sparroll.engines.vllm import outputs
-from sparroll.engines.vllm.attention.dense_requests import CACHE_SALT, asks_dense
+from sparroll.engines.vllm.attention.request_schedules import CACHE_SALT, asks_dense
 from sparroll.engines.vllm.rescoring import InForce, Rescorer, RescoringCounts, RescoringSettings, measure_async
 from sparroll.engines.vllm.windows.packing import unpacked
 from sparroll.integrations.measured import CheckSums

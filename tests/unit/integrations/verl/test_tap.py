@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from sparroll.engines.vllm.attention.dense_requests import CACHE_SALT, DENSE_REQUEST
+from sparroll.engines.vllm.attention.request_schedules import CACHE_SALT, DENSE_REQUEST
 from sparroll.engines.vllm.rescoring import InForce, RescoringSettings
 from sparroll.engines.vllm.windows.packing import packed
 from sparroll.integrations.verl.tap import VALIDATION, Tap

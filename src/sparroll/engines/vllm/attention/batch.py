@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from sparroll.engines.vllm import compat
-from sparroll.engines.vllm.attention.decode_rows import FEW_ROWS, Contexts
+from sparroll.engines.vllm.attention.decode_rows import DENSE, ENGINES, FEW_ROWS, Contexts
 from sparroll.engines.vllm.attention.state import State
 
 
@@ -48,18 +48,18 @@ class Rows:
     the next step overwrites."""
     whole_R: np.ndarray | None
     """Which of these rows must read everything because they are the end of a prompt; None where none must."""
-    dense_R: np.ndarray | None
-    """Which of them read everything because their request is dense; None where none is. They decode like the others."""
+    which_R: np.ndarray | None
+    """The number of the schedule of each (see decode_rows.ENGINES); None where all have the engine's."""
     prefill_tokens: int
 
     @staticmethod
-    def of(common: Any, dense_rows: np.ndarray | None = None, names: Sequence[str] | None = None) -> Rows:
-        """From vLLM's CommonAttentionMetadata, whose rows are ordered by a reorder threshold of 1. dense_rows, names: see
-        State.dense_rows and row_names. Rows behind the names are padding. A dummy step may have fewer rows than names; the
+    def of(common: Any, which_rows: np.ndarray | None = None, names: Sequence[str] | None = None) -> Rows:
+        """From vLLM's CommonAttentionMetadata, whose rows are ordered by a reorder threshold of 1. which_rows, names: see
+        State.which_rows and row_names. Rows behind the names are padding. A dummy step may have fewer rows than names; the
         lengths are 0 there."""
         count, lengths = common.num_reqs, compat.host_lengths(common)
         if names and common.max_query_len == 1:
-            return Rows._of_one_token_each(common, _of_names(lengths, len(names), count), dense_rows)
+            return Rows._of_one_token_each(common, _of_names(lengths, len(names), count), which_rows)
         starts = compat.as_array(common.query_start_loc_cpu)
         new_tokens = starts[1 : count + 1] - starts[:count]
         longer = np.flatnonzero(new_tokens > 1)
@@ -72,12 +72,12 @@ class Rows:
             prefills=count - decodes,
             contexts_R=contexts[:decodes],
             whole_R=whole,
-            dense_R=None if dense_rows is None else _of_rows(dense_rows, count, bool)[:decodes],
+            which_R=None if which_rows is None else _of_rows(which_rows, count, np.int32)[:decodes],
             prefill_tokens=int(new_tokens[decodes:].sum()),
         )
 
     @staticmethod
-    def _of_one_token_each(common: Any, contexts_R: Contexts, dense_rows: np.ndarray | None) -> Rows:
+    def _of_one_token_each(common: Any, contexts_R: Contexts, which_rows: np.ndarray | None) -> Rows:
         """The same where every row that is no padding has exactly one new token, as nearly all steps have it: a few
         operations. Requests that take no part in a draft step look like padding, with a context of 0."""
         count, prefilling = len(contexts_R), common.is_prefilling
@@ -87,7 +87,7 @@ class Rows:
             prefills=0,
             contexts_R=contexts_R,
             whole_R=_ends_of_prompts(np.array(contexts_R) == 1, prefilling) if some_end else None,
-            dense_R=None if dense_rows is None else _of_rows(dense_rows, count, bool),
+            which_R=None if which_rows is None else _of_rows(which_rows, count, np.int32),
             prefill_tokens=0,
         )
 
@@ -98,11 +98,12 @@ class Rows:
         return dataclasses.replace(self, whole_R=np.ones(self.decodes, dtype=bool))
 
     @property
-    def reads_all_R(self) -> np.ndarray | None:
-        """Which of the `decodes` rows read everything, whatever their budget; None where none does."""
-        if self.whole_R is None or self.dense_R is None:
-            return self.dense_R if self.whole_R is None else self.whole_R
-        return self.whole_R | self.dense_R
+    def read_by_R(self) -> np.ndarray | None:
+        """The number of the schedule that each of the `decodes` rows is read by; ends of prompts have none. None where all
+        are read by the engine's."""
+        if self.whole_R is None:
+            return self.which_R
+        return np.where(self.whole_R, DENSE, ENGINES if self.which_R is None else self.which_R).astype(np.int32)
 
     def count(self, state: State, may_replay: bool = False) -> None:
         """Tell the state about the step; from here on it says whether the step has a plan. may_replay: whether a full CUDA
@@ -117,7 +118,7 @@ class Rows:
             state.counters.prefill_tokens -= state.check_rows
         else:
             state.counters.tail_tokens += tail
-        state.begin_step(contexts_R, self.dense_R, may_replay)
+        state.begin_step(contexts_R, self.which_R, may_replay)
 
 
 def _ends_of_prompts(alone_R: np.ndarray, prefilling: Any) -> np.ndarray | None:

@@ -70,13 +70,13 @@ class SparseCPUMetadataBuilder(CPUAttentionMetadataBuilder):
         whole.sparroll = None
         if not self.ours:
             return whole
-        rows = Rows.of(common, STATE.dense_rows, STATE.row_names).checked(STATE)
+        rows = Rows.of(common, STATE.which_rows, STATE.row_names).checked(STATE)
         rows.count(STATE)
         if STATE.step_is_whole:
             return whole
         count, longest = rows.decodes, most_and_total(rows.contexts_R)[0]
         context_tokens_R = common.seq_lens[:count].to(torch.int32)
-        STATE.budgets.begin_step(rows.reads_all_R, self.vllm_config.scheduler_config.max_num_seqs)
+        STATE.budgets.begin_step(rows.read_by_R, self.vllm_config.scheduler_config.max_num_seqs)
         budgets_LR = STATE.budgets.of_step(context_tokens_R, torch.empty(STATE.layers, count, dtype=torch.int32))
         behind = super().build(0, compat.rows_from(common, count), fast_build) if rows.prefills else None
         whole.sparroll = StepPlan(

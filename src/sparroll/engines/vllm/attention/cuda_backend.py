@@ -195,7 +195,7 @@ class SparseMetadataBuilder(FlashAttentionMetadataBuilder):
     def build(
         self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
     ) -> FlashAttentionMetadata:
-        rows = Rows.of(common_attn_metadata, STATE.dense_rows, STATE.row_names).checked(STATE)
+        rows = Rows.of(common_attn_metadata, STATE.which_rows, STATE.row_names).checked(STATE)
         rows.count(STATE, may_replay=self._may_replay(rows))
         return self._plan(common_prefix_len, common_attn_metadata, fast_build, rows, captures=False)
 
@@ -221,7 +221,7 @@ class SparseMetadataBuilder(FlashAttentionMetadataBuilder):
         assert _workspace is not None, "metadata is built before any layer exists"
         count = rows.decodes
         # The rows of a capture are dummies: none of them has to read everything.
-        STATE.budgets.begin_step(None if captures else rows.reads_all_R, _workspace.kv_budget_tokens_LR.shape[1])
+        STATE.budgets.begin_step(None if captures else rows.read_by_R, _workspace.kv_budget_tokens_LR.shape[1])
         whole.sparroll = StepPlan(
             decodes=count,
             prefills=self._prefills(common, count) if rows.prefills else None,

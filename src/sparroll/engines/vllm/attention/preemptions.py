@@ -1,4 +1,4 @@
-"""Follows requests by what vLLM's scheduler tells a worker: which of them are dense, how many preemptions there were, and
+"""Follows requests by what vLLM's scheduler tells a worker: which schedules they have, how many preemptions there were, and
 which response tokens went through prefill because of them. vLLM is not imported; the fields of its SchedulerOutput are
 read by name.
 
@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from sparroll.engines.vllm.attention.dense_requests import asks_dense, follow_rows
+from sparroll.engines.vllm.attention.decode_rows import ENGINES
+from sparroll.engines.vllm.attention.request_schedules import follow_rows, number_of
 from sparroll.engines.vllm.attention.state import State
 
 
@@ -28,7 +29,8 @@ class Resumed:
     """Tokens of prompt and response when it came back."""
     prefill_tokens: int
     """Up to this token vLLM's runner calls it a prefill: V1 for the prompt, V2 for all known tokens."""
-    dense: bool = False
+    which: int = ENGINES
+    """The number of its schedule."""
 
 
 @dataclass
@@ -37,8 +39,8 @@ class Follower:
 
     prompts: dict[str, int] = field(default_factory=dict)
     resumed: dict[str, Resumed] = field(default_factory=dict)
-    dense: set[str] = field(default_factory=set)
-    """Requests that decode densely under a schedule."""
+    numbers: dict[str, int] = field(default_factory=dict)
+    """Requests that have another schedule than the engine's, and its number."""
 
     def follow(self, step: Any, state: State) -> None:
         """Update the counters from vLLM's SchedulerOutput. Called before the worker runs the step."""
@@ -48,8 +50,8 @@ class Follower:
             self.resumed.pop(name, None)
         for name in step.finished_req_ids:
             self.prompts.pop(name, None)
-            self.dense.discard(name)
-        self._enter(step)
+            self.numbers.pop(name, None)
+        self._enter(step, state)
         if not self.resumed:
             return
         cached = step.scheduled_cached_reqs
@@ -62,29 +64,31 @@ class Follower:
             if end >= request.known_tokens:
                 del self.resumed[name]
 
-    def _enter(self, step: Any) -> None:
+    def _enter(self, step: Any, state: State) -> None:
         for new in step.scheduled_new_reqs:
-            if asks_dense(new.sampling_params):
-                self.dense.add(new.req_id)
+            which = number_of(new.req_id, new.sampling_params, state)
+            if which != ENGINES:
+                self.numbers[new.req_id] = which
             if new.prompt_token_ids is None:
                 continue
             prompt = self.prompts[new.req_id] = len(new.prompt_token_ids)
             known = len(new.prefill_token_ids or new.prompt_token_ids)
             if known > prompt:
-                self.resumed[new.req_id] = Resumed(prompt, known, prefill_tokens=known, dense=new.req_id in self.dense)
+                self.resumed[new.req_id] = Resumed(prompt, known, prefill_tokens=known, which=which)
         cached = step.scheduled_cached_reqs
         if not cached.resumed_req_ids:
             return
         for name, sampled in zip(cached.req_ids, cached.num_output_tokens, strict=True):
             if name in cached.resumed_req_ids and sampled and name in self.prompts:
                 prompt = self.prompts[name]
-                self.resumed[name] = Resumed(prompt, prompt + sampled, prefill_tokens=prompt, dense=name in self.dense)
+                which = self.numbers.get(name, ENGINES)
+                self.resumed[name] = Resumed(prompt, prompt + sampled, prefill_tokens=prompt, which=which)
 
 
 def count(request: Resumed, start: int, end: int, state: State) -> None:
     """Count a row of a resumed request, from token `start` to `end`."""
     counters = state.counters
-    decoded = state.reads.decode_rows(np.array([end]), request.dense)
+    decoded = state.reads.decode_rows(np.array([end]), request.which)
     samples = end == request.known_tokens
     if end - start == 1 and start >= request.prefill_tokens and not state.checks_drafts:
         # The runner and the metadata builder take this for a decode row. Unless it samples, it only repeats a token.
@@ -114,11 +118,11 @@ def watch(runner: Any, state: State) -> None:
         try:
             return run(scheduler_output, *arguments, **named)
         finally:
-            state.dense_rows, state.row_names = None, None
+            state.which_rows, state.row_names = None, None
 
     execute_model.sparroll_follower = follower  # type: ignore[attr-defined]
     runner.execute_model = execute_model
-    follow_rows(runner, state, follower.dense)
+    follow_rows(runner, state, follower.numbers)
 
 
 def watched(runner: Any) -> bool:

@@ -1,4 +1,4 @@
-"""One object per worker process: the schedule in force, and what each layer ran under it. vLLM is not imported.
+"""One object per worker process: the schedules in force, and what each layer ran under them. vLLM is not imported.
 
 Each step's rows are noted once, when its metadata is built. Which attention read them is said by the layers: a layer
 that is entered says so itself. A step that is replayed from a full CUDA graph enters no layer, and runs what the layers
@@ -11,7 +11,7 @@ are counted many at a time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -20,6 +20,7 @@ import torch
 from sparroll.attention.selectors import Selector
 from sparroll.engines.report import EngineReport, LayerReport
 from sparroll.engines.vllm.attention.decode_rows import (
+    ENGINES,
     NO_ROWS,
     NOTHING,
     Contexts,
@@ -28,7 +29,7 @@ from sparroll.engines.vllm.attention.decode_rows import (
     most_and_total,
 )
 from sparroll.engines.vllm.attention.device_budgets import DeviceBudgets
-from sparroll.engines.vllm.capacity import check_fits_engine, check_same_window
+from sparroll.engines.vllm.capacity import MOST_REQUEST_SCHEDULES, check_fits_engine, check_same_window
 from sparroll.errors import UserError
 from sparroll.schedule import Schedule
 
@@ -60,8 +61,8 @@ class BegunStep:
 
     contexts_R: Contexts
     """Contexts of its decode rows; 0 for rows that are none. Nobody else writes to them."""
-    dense_R: np.ndarray | None
-    """Which rows belong to dense requests; None where none does."""
+    which_R: np.ndarray | None
+    """The number of the schedule of each; None where all have the engine's."""
     not_decoding: DecodeRows
     """Those of the rows that look like decode rows and are none."""
     may_replay: bool
@@ -92,8 +93,11 @@ class State:
     """Whether the metadata being built is that of a draft step. Where drafts are checked, all other steps are dense."""
     check_rows: int = 0
     """How many rows of the next dense step check drafts."""
-    dense_rows: np.ndarray | None = None
-    """[R] bool: which rows of the step whose metadata is built next belong to dense requests; None where none does."""
+    request_numbers: Mapping[str, int] = field(default_factory=dict)
+    """Request -> the number of its own schedule, of those that have one."""
+    which_rows: np.ndarray | None = None
+    """[R] int32: the number of the schedule of each row of the step whose metadata is built next; None where all have the
+    engine's."""
     counters: Counters = field(default_factory=Counters)
     captured: dict[int, str] = field(default_factory=dict)
     """Layer -> the attention that it ran while CUDA graphs were captured; "dense" if it was dense in any of them."""
@@ -112,7 +116,7 @@ class State:
     index_read_share: dict[int, float] = field(default_factory=dict)
     budgets: DeviceBudgets = field(default_factory=lambda: DeviceBudgets(0, torch.device("cpu")))
     """What layers look up on the device."""
-    reads: ReadTables = field(default_factory=lambda: ReadTables(None, 0))
+    reads: ReadTables = field(default_factory=lambda: ReadTables([None], 0))
     """What the same rows read, as the host counts it."""
     _started_with: Schedule | None = None
     _step: BegunStep | None = None
@@ -146,7 +150,7 @@ class State:
         self.captured, self.captured_whole = {}, {}
         self.captures_whole = self.step_is_whole = False
         self.row_names, self.short_reads = None, None
-        self.drafting, self.check_rows, self.dense_rows = False, 0, None
+        self.drafting, self.check_rows, self.which_rows = False, 0, None
         self.reset_report()
         self.set_schedule(schedule)
 
@@ -201,36 +205,51 @@ class State:
             if not window_follows:
                 check_same_window(schedule, started)
             schedule.check_layers(self.layers)
-        # Under the schedule that they ran with.
-        self._count_all()
-        self.schedule = schedule
-        self.budgets.set_schedule(schedule)
-        self.reads = ReadTables(schedule, self.layers)
+        self._put_in_force(schedule, (), {})
 
-    def begin_step(self, contexts_R: Contexts, dense_R: np.ndarray | None, may_replay: bool) -> None:
+    def set_request_schedules(self, schedules: Sequence[Schedule], numbers: Mapping[str, int]) -> None:
+        """Give requests that have not begun yet schedules of their own. schedules: 1 is the first one's number; they fit the
+        engine, and have its check.  numbers: request -> number of its schedule; all others have the engine's. Must not be
+        called while requests run."""
+        if self.schedule is None:
+            raise UserError("requests have schedules of their own only beside one of the engine", "set_schedule first")
+        if len(schedules) > MOST_REQUEST_SCHEDULES:
+            raise UserError(f"requests have at most {MOST_REQUEST_SCHEDULES} schedules, got {len(schedules)}")
+        for schedule in schedules:
+            check_fits_engine(schedule, self.schedule)
+            schedule.check_layers(self.layers)
+        self._put_in_force(self.schedule, schedules, numbers)
+
+    def _put_in_force(self, schedule: Schedule | None, own: Sequence[Schedule], numbers: Mapping[str, int]) -> None:
+        # What ran is counted under the schedules that it ran with.
+        self._count_all()
+        self.schedule, self.request_numbers = schedule, numbers
+        self.budgets.set_schedules([schedule, *own])
+        self.reads = ReadTables([schedule, *own], self.layers)
+
+    def begin_step(self, contexts_R: Contexts, which_R: np.ndarray | None, may_replay: bool) -> None:
         """The metadata of a step is being built: these are the contexts of its decode rows, and 0 for rows that are none (an
-        array may be vLLM's memory; a list is kept), and which of them belong to dense requests (None: none). may_replay:
-        whether a full CUDA graph may run the step.
+        array may be vLLM's memory; a list is kept), and the numbers of their schedules (None: all have the engine's).
+        may_replay: whether a full CUDA graph may run the step.
         From here on `step_is_whole` is about this step: it is true where no row leaves anything out, or the step is a short
         one, if a graph that may run it has no plan either."""
         self._end_step()
         most, total = most_and_total(contexts_R)
-        reads_all = total <= self.short_step_tokens or not self.reads.leave_out(contexts_R, dense_R, most)
+        reads_all = total <= self.short_step_tokens or not self.reads.leave_out(contexts_R, which_R, most)
         self.step_is_whole = reads_all and (bool(self.captured_whole) or not may_replay)
         if self.step_is_whole and self.short_reads is not None and self.row_names is not None:
-            contexts = np.array(contexts_R, dtype=np.int64)
-            self._note_short_reads(contexts if dense_R is None else np.where(dense_R, 0, contexts))
+            self._note_short_reads(np.array(contexts_R, dtype=np.int64), which_R)
         not_decoding, self._not_decoding = self._not_decoding, NO_ROWS
         kept_R = contexts_R if isinstance(contexts_R, list) else contexts_R.copy()
-        self._step = BegunStep(kept_R, dense_R, not_decoding, may_replay, self.step_is_whole)
+        self._step = BegunStep(kept_R, which_R, not_decoding, may_replay, self.step_is_whole)
 
-    def _note_short_reads(self, contexts_R: np.ndarray) -> None:
-        """Note what rows of a whole step read beyond the schedule. contexts_R: of those that the schedule applies to."""
+    def _note_short_reads(self, contexts_R: np.ndarray, which_R: np.ndarray | None) -> None:
+        """Note what rows of a whole step read beyond their schedules."""
         assert self.short_reads is not None and self.row_names is not None, (
             "nobody asks, or nobody says whose the rows are"
         )
         # Rows behind those of the requests are padding.
-        for name, tokens in zip(self.row_names, self.reads.unread_tokens(contexts_R).tolist(), strict=False):
+        for name, tokens in zip(self.row_names, self.reads.unread_tokens(contexts_R, which_R).tolist(), strict=False):
             if tokens:
                 self.short_reads[name] = self.short_reads.get(name, 0) + tokens
 
@@ -324,13 +343,13 @@ class State:
 
     def _count(self, steps: Sequence[BegunStep], ran: dict[int, str], whole: bool) -> None:
         """Count the rows of these steps, and for each layer what it ran in them. whole: whether they had no plan."""
-        contexts_X, dense_X = np.concatenate([np.array(step.contexts_R, dtype=np.int64) for step in steps]), None
-        if any(step.dense_R is not None for step in steps):
-            dense_X = np.concatenate(
-                [np.zeros(len(s.contexts_R), bool) if s.dense_R is None else s.dense_R for s in steps]
+        contexts_X, which_X = np.concatenate([np.array(step.contexts_R, dtype=np.int64) for step in steps]), None
+        if any(step.which_R is not None for step in steps):
+            which_X = np.concatenate(
+                [np.full(len(s.contexts_R), ENGINES) if s.which_R is None else s.which_R for s in steps]
             )
-            dense_X = dense_X[contexts_X > 0]
-        rows = self.reads.decode_rows(contexts_X[contexts_X > 0], dense_X)
+            which_X = which_X[contexts_X > 0]
+        rows = self.reads.decode_rows(contexts_X[contexts_X > 0], which_X)
         for step in steps:
             if step.not_decoding is not NO_ROWS:
                 rows += -step.not_decoding

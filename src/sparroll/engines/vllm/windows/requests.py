@@ -14,7 +14,8 @@ from torch import Tensor
 
 from sparroll.engines import sampling
 from sparroll.engines.sampling import CheckDraws
-from sparroll.engines.vllm.attention.dense_requests import asks_dense
+from sparroll.engines.vllm.attention.request_schedules import number_of
+from sparroll.engines.vllm.attention.state import STATE
 from sparroll.types import Checks
 
 
@@ -60,8 +61,8 @@ class WindowRequest:
     temperature: float
     top_p: float
     stops: frozenset[int]
-    dense: bool
-    """Whether its drafts read everything, whatever the schedule."""
+    which: int
+    """The number of the schedule of its drafts (see decode_rows.ENGINES)."""
     draws_3T: Tensor
     """float64 uniforms for each response position: to draft, to keep, and to draw from the residual."""
     said: CheckedTokens = field(default_factory=CheckedTokens)
@@ -83,6 +84,6 @@ class WindowRequest:
             temperature=float(parameters.temperature),
             top_p=float(parameters.top_p),
             stops=frozenset(stops),
-            dense=asks_dense(parameters),
+            which=number_of(name, parameters, STATE),
             draws_3T=torch.stack([sampling.uniforms(seed, count), keep_T, redraw_T]),
         )

@@ -73,8 +73,9 @@ def record_step(
     behind_stop_R = drafted_R - looked_at_R
     context_RD, ran_RD = tokens_R[:, None] + place_D, place_D < drafted_R[:, None]
     context_R = (context_RD * ran_RD).sum(-1)
-    dense_R = np.array([request.dense for request in requests])
-    unread_R = (STATE.reads.unread_tokens(context_RD) * ran_RD).sum(-1) * ~dense_R
+    which_R = np.array([request.which for request in requests])
+    which_RD = np.broadcast_to(which_R[:, None], context_RD.shape)
+    unread_R = (STATE.reads.unread_tokens(context_RD, which_RD) * ran_RD).sum(-1)
     counts_RX = np.stack([own_R, cut_R, looked_at_R, taken_back_R, extra_R, behind_stop_R], -1, dtype=np.int64)[own_R]
     read_RX = np.stack([check_read_R, context_R, unread_R], -1, dtype=np.int64)[own_R]
     for row, counts, read in zip(np.flatnonzero(own_R).tolist(), counts_RX.tolist(), read_RX.tolist(), strict=True):
@@ -91,7 +92,7 @@ def record_step(
     extra_context = (tokens_R + drafted_R)[behind_R]
     counters.extra_context_tokens += int(extra_context.sum())
     counters.extra_sparse_L = (
-        counters.extra_sparse_L + STATE.reads.decode_rows(extra_context, dense_R[behind_R]).sparse_L
+        counters.extra_sparse_L + STATE.reads.decode_rows(extra_context, which_R[behind_R]).sparse_L
     )
 
 
