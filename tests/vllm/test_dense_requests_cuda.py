@@ -19,6 +19,7 @@ from mixed_requests import cached_tokens, of_kind
 from sparroll.engines.vllm import outputs
 from sparroll.engines.vllm.attention.state import STATE
 from sparroll.engines.vllm.windows.configure import V2_VARIABLE
+from sparroll.schedule import Step
 from sparroll.types import Rollout
 from vllm_gpu import DRY, SPARSE, Difference, Judge, Watch, note, only_on_gpu, prompts
 
@@ -28,6 +29,7 @@ TOKENS = 100 if DRY else 600
 LENGTHS = [20, 90] if DRY else [9, 12, 60, 100, 170, 255, 256, 257, 333, 600, 640, 900]
 FLAGS = [place % 3 == 0 for place in range(2 * len(LENGTHS))]
 """Two of each prompt. The kinds are spread over long and short ones."""
+WIDE = dataclasses.replace(SPARSE, steps=(Step(0, 112), Step(600, 256)), name="wide")
 
 
 def check_both_kinds(name: str, judge: Judge, rollouts: list[Rollout]) -> None:
@@ -101,6 +103,35 @@ class TestMixed:
             difference = Difference.of(of_kind(mixed, FLAGS, kind), of_kind(others, FLAGS, kind))
             note(f"greedy, {'dense' if kind else 'sparse'} requests", **dataclasses.asdict(difference))
             assert difference.mean <= 1.5 * rounding + 0.005
+
+    def test_requests_with_schedules_of_their_own_are_read_by_them(self, engine: Any, judge: Judge) -> None:
+        """Three schedules and dense requests in the same batch: right log-probabilities, and the rows of each."""
+        narrow = dataclasses.replace(SPARSE, steps=SPARSE.steps[:1], name="narrow")
+        own = [(SPARSE, WIDE, narrow)[place % 3] for place in range(2 * len(LENGTHS))]
+        flags = [place % 8 == 7 for place in range(len(own))]
+        rollouts = engine.generate(
+            prompts(LENGTHS, 8), n=2, max_new_tokens=TOKENS, seed=9, stop_ids=[], schedules=own, dense=flags
+        )
+        for schedule, other in ((WIDE, SPARSE), (SPARSE, WIDE)):
+            mine = [each for each, flag, its in zip(rollouts, flags, own, strict=True) if its is schedule and not flag]
+            errors = judge.errors(mine, schedule, other)
+            note(f"requests with the schedule {schedule.name}", **dataclasses.asdict(errors))
+            errors.check()
+            assert {each.schedule_name for each in mine} == {schedule.name}
+        report = engine.report()
+        sparse = unread = rows = 0
+        for rollout, flag, its in zip(rollouts, flags, own, strict=True):
+            contexts = outputs.decode_contexts(len(rollout.prompt_ids), TOKENS)
+            read = contexts if flag else its.read_tokens(contexts)
+            rows, sparse, unread = (
+                rows + len(contexts),
+                sparse + (read < contexts).sum(),
+                unread + (contexts - read).sum(),
+            )
+        last = report.layers[-1]
+        assert (last.sparse_steps, last.dense_steps) == (sparse, rows - sparse)
+        assert last.context_tokens - last.read_tokens == unread
+        assert report.dense_request_steps == sum(flags) * (TOKENS - 1)
 
     @only_on_gpu
     def test_steps_with_both_kinds_replay_full_graphs(self, engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,13 +38,19 @@ def closed() -> Iterator[None]:
 def test_calibrate_samples_with_vllm_and_scores_with_transformers(tmp_path: Path, monkeypatch: Any) -> None:
     """One engine has the index of one selector, so a second selector has a second engine."""
     started: list[str] = []
-    start = VLLMEngine.__init__
+    together: list[list[str]] = []
+    start, generate = VLLMEngine.__init__, VLLMEngine.generate
+
+    def counted(self: VLLMEngine, *arguments: Any, **named: Any) -> Any:
+        together.append(sorted({each.name for each in named.get("schedules") or ()}))
+        return generate(self, *arguments, **named)
 
     def noted(self: VLLMEngine, *arguments: Any, **named: Any) -> None:
         started.append(named["capacity"].selector.kind)
         start(self, *arguments, **named)
 
     monkeypatch.setattr(VLLMEngine, "__init__", noted)
+    monkeypatch.setattr(VLLMEngine, "generate", counted)
     settings = ["--samples", "2", "--max-new-tokens", "100", "--bin-tokens", "100", "--verify-rounds", "1"]
     budgets = ["--budget", "64", "--budget", "160", "--target", "0.001"]
     second = ["--also-selector", "quantized_mean,page_tokens=16,bits=1", "--gpu", "H200"]
@@ -56,6 +62,8 @@ def test_calibrate_samples_with_vllm_and_scores_with_transformers(tmp_path: Path
     chosen = record["results"]["schedule"]["selector"]["kind"]
     # The last one verifies.
     assert started == (kinds if chosen == kinds[1] else [*kinds, kinds[0]])
+    # Dense rollouts, both budgets of each selector in one call, and the round of the verification.
+    assert together == [[], *[["fixed-160", "fixed-64"]] * 2, []]
     labels = {point["selector"].partition(" ")[0] for point in record["results"]["tradeoff"]["points"]}
     assert labels == set(kinds)
     swept = record["results"]["sweep"]
