@@ -16,10 +16,11 @@ from transformers import Qwen3Config
 from cli_runs import error_of, save_model
 from sparroll import files, records
 from sparroll.attention.selectors import PageMean, QuantizedMean
-from sparroll.calibrate.open_study import selector_from
+from sparroll.calibrate.open_study import selector_from, share_beside_a_scorer
 from sparroll.cli import main
 from sparroll.errors import UserError
 from sparroll.models import fingerprint
+from sparroll.plan.model_shape import model_shape
 from sparroll.plan.speedup import plan as predict
 from sparroll.schedule import Schedule
 
@@ -336,3 +337,11 @@ def test_a_page_that_would_replace_a_folder_is_refused_before_the_run_is_read(
     with pytest.raises(UserError, match="is a folder"):
         files.write_text(tmp_path, "a file")
     assert [each.name for each in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_the_engine_leaves_a_scorer_on_the_same_gpu_its_room() -> None:
+    small, large = (model_shape(name) for name in ("Qwen3-1.7B", "Qwen3-14B"))
+    assert share_beside_a_scorer(small, 141 * 10**9) == 0.85
+    # 4 bytes for each of 14.8 billion parameters and 8 GiB, of which fp32 may need all; never less than half is taken.
+    assert share_beside_a_scorer(large, 141 * 10**9) == pytest.approx(1 - (59.07e9 + 8.59e9) / 141e9, abs=1e-3)
+    assert share_beside_a_scorer(large, 80 * 10**9) == share_beside_a_scorer(small, 24 * 10**9) == 0.5

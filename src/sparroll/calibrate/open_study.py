@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from sparroll.attention.selectors import Selector, make_selector
 from sparroll.calibrate.defaults import BATCH, BATCH_TOGETHER
 from sparroll.calibrate.measure import MeasureSettings, Study
@@ -14,9 +16,14 @@ from sparroll.engines.make import check_available, check_samples_at, dtype_named
 from sparroll.engines.prompt_encoder import PromptEncoder
 from sparroll.engines.scoring import Scorer
 from sparroll.errors import UserError
+from sparroll.plan.model_shape import ModelShape, model_shape
 from sparroll.schedule import Schedule
 from sparroll.tasks.prompt_file import plain_prompt
 from sparroll.types import Prompt
+
+SCORING_BYTES = 8 << 30
+"""That scoring takes beside the weights: activations of a batch, and the logits of 1,024 tokens a few times."""
+LEAST_SHARE, MOST_SHARE = 0.5, 0.85
 
 
 def open_study(
@@ -43,6 +50,8 @@ def open_study(
     precision, apart = dtype_named(dtype), engine == "vllm"
     together = apart and not any(schedule.check for schedule in schedules)
     batch = max_batch or (BATCH_TOGETHER if together else BATCH)
+    on_gpu = apart and torch.cuda.is_available()
+    share = share_beside_a_scorer(model_shape(model), torch.cuda.mem_get_info()[1]) if on_gpu else LEAST_SHARE
 
     def alike(schedule: Schedule | None) -> list[Schedule]:
         """Those that one engine runs, together with this one."""
@@ -56,7 +65,7 @@ def open_study(
             dtype=precision,
             device=device,
             max_batch=batch,
-            gpu_memory_share=0.5,
+            gpu_memory_share=share,
         )
 
     if apart:
@@ -75,6 +84,13 @@ def open_study(
     if apart and first is not None:
         study.restart, study.indexed = start, first.selector
     return study
+
+
+def share_beside_a_scorer(shape: ModelShape, gpu_bytes: int) -> float:
+    """Of the GPU's memory, for an engine whose model a scorer loads once more on the same GPU, in fp32 at most. The larger
+    the engine's cache is, the more schedules are sampled together."""
+    scorer_bytes = 4 * shape.parameters + SCORING_BYTES
+    return min(max(1 - scorer_bytes / gpu_bytes, LEAST_SHARE), MOST_SHARE)
 
 
 def _check_kernels(engine: str, schedules: Sequence[Schedule]) -> None:
