@@ -200,9 +200,9 @@ PAGES: Mapping[str, Claims] = {
         "With 40 requests somewhere in their responses, whose budgets are {mean} tokens on average, attention takes "
         "{took_40} us on an H200 where its bytes take {bytes_40} at copy speed, and with 64 requests {took_64} where they "
         "take {bytes_64}": (reading_plans),
-        "With {least_requests} to {most_requests} requests that read 256 tokens each that makes attention {most_256} % faster "
-        "than equal parts at best, and {slower_256} % slower at worst. Lists of 512 tokens would be {faster_512} % faster to "
-        "{slower_512} % slower.": reading_plans,
+        "With {least_requests} to {most_requests} requests that read 256 tokens each that makes attention {most_256} % "
+        "faster than equal parts at best, and {slower_256} % slower at worst. Lists of 512 tokens would be {faster_512} % "
+        "faster to {slower_512} % slower.": reading_plans,
         "On an H200, which copies at {copy} TB/s, these kernels take {4x4} us for a layer with 4 x 4 at a budget of "
         "1,024, and {2x2} us with 2 x 2": engines_kernels_on_h200,
         "Scores take {scores_4x4} and {scores_2x2} times as long as their bytes, attention {more} times at 1,024 tokens and "

@@ -23,6 +23,7 @@ if installed_version() is None:
     pytest.skip("needs vllm; `make test-vllm` installs it", allow_module_level=True)
 
 from sparroll.engines.vllm.attention import preemptions, request_schedules
+from sparroll.engines.vllm.attention.decode_rows import ENGINES
 from sparroll.engines.vllm.engine import VLLMEngine
 
 MODEL = "tiny-reasoner"
@@ -166,12 +167,20 @@ def test_requests_with_schedules_of_their_own_are_those_of_their_schedules(
 def test_a_worker_that_does_not_know_whose_schedules_are_whose_is_an_error(
     engine: VLLMEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Wider budgets have fewer sparse rows than those that the requests were to be read by."""
+    """Wider budgets have fewer sparse rows than those that the requests were to be read by; narrower ones have enough."""
     wide = replace(RISING, steps=(Step(0, 512),), name="everything")
-    monkeypatch.setattr(request_schedules, "number_of", lambda *about: 1)
     monkeypatch.setattr(preemptions, "number_of", lambda *about: 1)
     with pytest.raises(RuntimeError, match="of them sparse; the rollouts needed .* under schedule everything, rising"):
         generated(engine, RISING, schedules=[wide, RISING] * 5)
+    monkeypatch.setattr(preemptions, "number_of", lambda *about: ENGINES)
+    with pytest.raises(
+        RuntimeError, match="read 0 decode rows by the schedule everything of requests, and 295 were needed"
+    ):
+        generated(engine, RISING, schedules=[wide, RISING] * 5)
+    monkeypatch.undo()
+    own = [replace(RISING, steps=(Step(0, 64 + 16 * number),)) for number in range(32)]
+    with pytest.raises(UserError, match="at most 31 schedules of their own, got 32"):
+        engine.generate(prompts([20] * 32), max_new_tokens=4, schedules=own)
 
 
 def test_requests_reuse_keys_and_values_of_their_own_schedule_alone(engine: VLLMEngine) -> None:

@@ -136,8 +136,9 @@ class Measurement:
     statistics: TailStatistics
     estimator: str
     kv_read_share: float
-    """Tokens attended / tokens in context over all layers and decode steps. faithful: as the engine reports it. replay:
-    computed from the schedule and the lengths of the replayed rollouts."""
+    """Tokens attended / tokens in context over all layers and decode steps. faithful: as the engine reports it, or where
+    several schedules were sampled together, as the rollouts say it. replay: computed from the schedule and the lengths of
+    the replayed rollouts."""
     mode: Literal["faithful", "replay", "dense"]
     """How it was measured. dense: no step could read less than its context, so these are the dense rollouts'
     statistics."""
@@ -213,12 +214,18 @@ class Study:
         return replace(found, divergence=divergence)
 
     @property
-    def schedules_at_once(self) -> int:
-        """Of how many schedules `measure_together` samples the rollouts in the same decode steps: as many as the engine's
-        batch and its cache hold all requests of. 1 where the engine, the mode or the estimator takes them one by one."""
-        settings, engine = self.settings, self.engine
-        if settings.mode == "replay" or settings.estimator == "exact" or engine.most_schedules == 1:
+    def samples_together(self) -> bool:
+        """Whether rollouts of several schedules can be sampled in the same decode steps. It depends on the settings and the
+        engine's kind alone."""
+        settings = self.settings
+        return settings.mode == "faithful" and settings.estimator != "exact" and self.engine.most_schedules > 1
+
+    def schedules_at_once(self, schedule: Schedule) -> int:
+        """Of how many schedules like this one `measure_together` samples the rollouts in the same decode steps: as many as
+        the engine's batch and its cache hold all requests of."""
+        if not self.samples_together:
             return 1
+        settings, engine = self.settings, self._engine_for(schedule)
         requests = len(self.prompts) * settings.samples
         longest = (
             max(0 if isinstance(prompt, str) else len(prompt) for prompt in self.prompts) + settings.max_new_tokens
@@ -232,10 +239,11 @@ class Study:
         self, schedules: Sequence[Schedule], *, on_progress: OnProgress | None = None
     ) -> list[Measurement]:
         """The tail under each of these schedules, with rollouts that are sampled together: those that `measure` would
-        sample. A step of a small batch takes nearly as long as one of a large batch, so this takes little longer than one
-        schedule. The schedules have one selector, and the same dense layers and check. Each takes an equal part of the
-        seconds."""
-        if len(schedules) == 1 or self.schedules_at_once == 1:
+        sample. A step of a small batch leaves most of a GPU idle, so this takes less than one after the other.
+
+        The schedules have one selector, and the same dense layers and check. Each takes an equal part of the seconds. What
+        is read is that of the rollouts, since the engine counts them all together."""
+        if len(schedules) == 1 or not self.samples_together:
             stages = Stages(on_progress, len(schedules))
             return [self.measure(each, on_progress=stages.next(each.name)) for each in schedules]
         started = time.perf_counter()

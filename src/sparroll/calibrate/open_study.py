@@ -23,7 +23,7 @@ from sparroll.types import Prompt
 
 SCORING_BYTES = 8 << 30
 """That scoring takes beside the weights: activations of a batch, and the logits of 1,024 tokens a few times."""
-LEAST_SHARE, MOST_SHARE = 0.5, 0.85
+LEAST_SHARE, MOST_SHARE, SPARE_SHARE = 0.5, 0.85, 0.03
 
 
 def open_study(
@@ -50,14 +50,16 @@ def open_study(
     precision, apart = dtype_named(dtype), engine == "vllm"
     together = apart and not any(schedule.check for schedule in schedules)
     batch = max_batch or (BATCH_TOGETHER if together else BATCH)
-    on_gpu = apart and torch.cuda.is_available()
-    share = share_beside_a_scorer(model_shape(model), torch.cuda.mem_get_info()[1]) if on_gpu else LEAST_SHARE
 
     def alike(schedule: Schedule | None) -> list[Schedule]:
         """Those that one engine runs, together with this one."""
         return [each for each in schedules if not apart or schedule is None or each.selector == schedule.selector]
 
     def start(schedule: Schedule | None) -> Engine:
+        share = LEAST_SHARE
+        if together and torch.cuda.is_available():
+            # Anew for each engine, because a scorer may be there by now.
+            share = share_beside_a_scorer(model_shape(model), *torch.cuda.mem_get_info())
         return make_engine(
             engine,
             model,
@@ -86,11 +88,13 @@ def open_study(
     return study
 
 
-def share_beside_a_scorer(shape: ModelShape, gpu_bytes: int) -> float:
+def share_beside_a_scorer(shape: ModelShape, free_bytes: int, gpu_bytes: int) -> float:
     """Of the GPU's memory, for an engine whose model a scorer loads once more on the same GPU, in fp32 at most. The larger
-    the engine's cache is, the more schedules are sampled together."""
+    the engine's cache is, the more schedules are sampled together. vLLM does not start where less than the share is free,
+    so what others have is left to them, down to LEAST_SHARE."""
     scorer_bytes = 4 * shape.parameters + SCORING_BYTES
-    return min(max(1 - scorer_bytes / gpu_bytes, LEAST_SHARE), MOST_SHARE)
+    share = min(1 - scorer_bytes / gpu_bytes, free_bytes / gpu_bytes - SPARE_SHARE, MOST_SHARE)
+    return max(share, LEAST_SHARE)
 
 
 def _check_kernels(engine: str, schedules: Sequence[Schedule]) -> None:

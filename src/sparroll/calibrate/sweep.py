@@ -187,14 +187,18 @@ def _measured(
     missing = [name for name, measurement in found.items() if measurement is None]
     for _ in range(len(asked) - len(missing)):
         stages.next("measured before")
-    for first in range(0, len(missing), study.schedules_at_once):
-        names = missing[first : first + study.schedules_at_once]
+    while missing:
+        # Of the engine that will sample them: another one may hold fewer.
+        at_once = study.schedules_at_once(asked[missing[0]])
+        names, missing = missing[:at_once], missing[at_once:]
         together = [asked[name] for name in names]
         progress = stages.next(_in_words(together), len(names))
         for name, measurement in zip(names, study.measure_together(together, on_progress=progress), strict=True):
             store.save(name, measurement)
             found[name] = measurement
-    return [measurement for measurement in found.values() if measurement is not None]
+    measured = [measurement for measurement in found.values() if measurement is not None]
+    assert len(measured) == len(asked), "a budget was left out"
+    return measured
 
 
 def _in_words(schedules: Sequence[Schedule]) -> str:

@@ -155,8 +155,9 @@ def dense_flags(engine: Engine, dense: Sequence[bool] | None, requests: int) -> 
 def schedules_read(
     engine: Engine, schedules: Sequence[Schedule] | None, flags: Sequence[bool]
 ) -> list[Schedule | None]:
-    """The schedule that each request reads by, prompt by prompt; None for those that read everything. flags: which are
-    dense. Raises UserError for anything but one schedule for each request that fits the engine's."""
+    """The schedule that each request reads by, prompt by prompt, one object for all that are equal; None for those that
+    read everything. flags: which are dense. Raises UserError for anything but one schedule for each request that fits the
+    engine's."""
     if schedules is None:
         return [None if flag else engine.schedule for flag in flags]
     if not isinstance(schedules, (list, tuple)):
@@ -172,8 +173,19 @@ def schedules_read(
         raise UserError(
             "requests have schedules of their own only beside one of the engine", "set_schedule one of them first"
         )
+    distinct: list[Schedule] = []
+    alike: dict[int, Schedule] = {}
     for each in {id(each): each for each in schedules}.values():
         check_is_schedule(each)
+        alike[id(each)] = next((known for known in distinct if known == each), each)
+        if alike[id(each)] is each:
+            distinct.append(each)
+    if 1 < engine.most_schedules < len(distinct):
+        raise UserError(
+            f"requests of one call have at most {engine.most_schedules} schedules of their own, got {len(distinct)}",
+            "ask for the others in a generate of their own",
+        )
+    for each in distinct:
         if _fixed_parts(each) != _fixed_parts(engine.schedule):
             raise UserError(
                 f"the schedule {each.name!r} of a request has another selector, other dense layers or another check than "
@@ -181,7 +193,7 @@ def schedules_read(
                 "set_schedule one of the same kind first, and ask for the others in a generate of their own",
             )
         engine.check_schedule(each)
-    return [None if flag else own for flag, own in zip(flags, schedules, strict=True)]
+    return [None if flag else alike[id(own)] for flag, own in zip(flags, schedules, strict=True)]
 
 
 def _fixed_parts(schedule: Schedule) -> tuple[Any, ...]:

@@ -43,6 +43,11 @@ def lists(acceptance_T):
     return TopK(ids, torch.stack([acceptance_T.log(), (1 - acceptance_T).log()], 1).float())
 
 
+def read_share(schedule):
+    """Of the context, as the engine and its rollouts say it."""
+    return 1.0 if schedule is None else min(1.0, schedule.steps[0].budgets[0] / 1000)
+
+
 class FakeEngine:
     """Rollouts of 50 to 400 tokens, drawn from seed, prompt and sample."""
 
@@ -98,7 +103,8 @@ class FakeEngine:
             for sample in range(n)
         ]
         contexts = sum(int(r.context_tokens.sum()) for r in rollouts)
-        self._report.layers = [LayerReport(context_tokens=contexts, read_tokens=contexts // 2)] * LAYERS
+        read = int(contexts * read_share(self.schedule))
+        self._report.layers = [LayerReport(context_tokens=contexts, read_tokens=read)] * LAYERS
         if on_progress:
             on_progress(len(rollouts), len(rollouts))
         return rollouts
@@ -118,7 +124,7 @@ class FakeEngine:
             prompt_index=index,
             sample_index=sample,
             seed=own,
-            kv_read_share=0.5,
+            kv_read_share=read_share(schedule),
             top_k=lists(acceptance_T) if top_k else None,
             **checked,
         )

@@ -106,9 +106,15 @@ def test_budgets_that_are_chosen_together_part_the_gap_and_stop_where_it_is_narr
     choose = lambda count, left=9: next_budgets(between, grid, WANTED, left, count)  # noqa: E731  # type: ignore[arg-type]
     assert choose(1) == [512] and choose(2) == [320, 512] and choose(3) == [320, 512, 640]
     assert choose(9) == [320, 400, 512, 640, 800] and choose(9, left=2) == [320, 512]
-    # Of a bin that nothing holds, the middle of what is larger, and in the end the largest.
+    # Of a bin that nothing holds, the middle of what is larger, and with the last ones the largest. Others get the rest.
     unheld = Law([256], {0: 5000.0})
-    assert next_budgets(unheld, grid, WANTED, 2, 2) == [640, 1024]  # type: ignore[arg-type]
+    assert next_budgets(unheld, grid, WANTED, 2, 2) == [512, 1024]  # type: ignore[arg-type]
+
+
+def test_a_bin_that_nothing_holds_takes_one_of_the_budgets_that_are_chosen_together() -> None:
+    needs = {0: 900.0, 30_000: 15_000.0}
+    alone, together = (measured(needs, PUBLISHED, 5, at_once).fit() for at_once in (1, 3))
+    assert together[1] == alone[1] and together[0] <= 1.5 * alone[0]
 
 
 def test_budgets_at_even_places() -> None:

@@ -9,6 +9,8 @@ import torch
 
 from sparroll import files
 from sparroll.calibrate import store
+from sparroll.calibrate.allocation.wanted import Wanted
+from sparroll.calibrate.effort.coarse_to_fine import Fine
 from sparroll.calibrate.sweep import sweep, sweep_budget
 from sparroll.errors import UserError
 from sparroll.schedule import Schedule
@@ -72,6 +74,33 @@ def test_budgets_that_are_sampled_together_are_measured_as_each_would_be_alone(t
     assert figures(tmp_path / "together") == figures(tmp_path / "apart")
     together = [each.wall_seconds for each in got.measurements[:4]]
     assert all(together) and got.measurements[5].mode == "dense"
+    shares = [[each.kv_read_share for each in found.measurements] for found in (got, apart)]
+    assert shares[0] == pytest.approx(shares[1], rel=1e-4) and len(set(shares[0])) == 6
+
+
+def test_an_engine_that_is_started_for_a_sweep_says_how_many_budgets_fit(tmp_path):
+    """Another engine has another cache: here 2 budgets fit into the first one, and 3, or a single one, into the next."""
+    budgets = [64, 96, 112, 128, 192, 224]
+    for fit, expected in ((3, [3, 3]), (1, [1] * 6)):
+        bench, next_engine = mixing(max_batch=50), mixing(max_batch=24 * fit).engine
+        bench.restart, bench.indexed, bench.engine.close = lambda _, engine=next_engine: engine, None, lambda: None
+        got = run(bench, tmp_path / str(fit), budgets)
+        sizes = [len(names) if isinstance(names, tuple) else 1 for names, _ in next_engine.generated]
+        assert sizes == expected and got.budgets == budgets
+        assert bench.engine is next_engine
+
+
+@pytest.mark.parametrize("fit", [2, 31])
+def test_how_many_fit_into_a_batch_changes_no_budget_that_is_chosen(tmp_path, fit):
+    fine = Fine(Wanted("time", 0.86, min_tokens=100, min_rollouts=4), 5)
+    grid = [64, 80, 96, 112, 128, 160, 192, 224, 256, 320]
+    bench = mixing(max_batch=24 * fit)
+    found = fine.swept(bench, budgets=grid, out=tmp_path, dense_layers=(0,))
+    first = bench.engine.generated[1:]
+    assert len(found.budgets) == 5
+    again = mixing(max_batch=24)
+    assert fine.swept(again, budgets=grid, out=tmp_path, dense_layers=(0,)).budgets == found.budgets
+    assert again.engine.generated == [] and first
 
 
 def test_a_kill_while_budgets_are_sampled_together_costs_these_alone(tmp_path):
@@ -100,12 +129,12 @@ def test_a_kill_while_budgets_are_sampled_together_costs_these_alone(tmp_path):
     ],
 )
 def test_so_many_schedules_are_sampled_together_as_the_engine_and_the_study_allow(settings, max_batch, expected):
-    bench = mixing(max_batch, **settings)
-    assert bench.schedules_at_once == expected
+    bench, schedule = mixing(max_batch, **settings), Schedule.fixed(64, dense_layers=(0,))
+    assert bench.schedules_at_once(schedule) == expected
     # Each of 24 requests may grow to 20 + 400 tokens.
     bench.engine.cache_tokens = 24 * 420 * 3 - 1
-    assert bench.schedules_at_once == min(2, expected)
-    assert study(**settings).schedules_at_once == 1
+    assert bench.schedules_at_once(schedule) == min(2, expected)
+    assert study(**settings).schedules_at_once(schedule) == 1 and not study(**settings).samples_together
 
 
 @pytest.mark.parametrize("mode", ["faithful", "replay"])

@@ -50,6 +50,18 @@ def test_rollouts_with_schedules_of_their_own_need_the_rows_of_each() -> None:
             check_ran(counted([17, 18 - needed], [0, needed - 1]), ROLLOUTS, [False, False], schedules)
 
 
+def test_a_worker_must_have_known_whose_schedules_are_whose() -> None:
+    wide = Schedule.fixed(96, dense_layers=(0,))
+    # Read by the engine's narrower schedule, both have more sparse rows than they need.
+    ran, schedules = counted([17, 5], [0, 12]), [SCHEDULE, wide]
+    check_ran(ran, ROLLOUTS, [False, False], schedules, [(wide, 8)])
+    for known in (0, 7):
+        with pytest.raises(RuntimeError, match=f"read {known} decode rows by the schedule fixed-96 .* 8 were needed"):
+            check_ran(ran, ROLLOUTS, [False, False], schedules, [(wide, known)])
+    ran.preemptions = ran.resumed_tokens = 1
+    check_ran(ran, ROLLOUTS, [False, False], schedules, [(wide, 7)])
+
+
 def test_a_worker_must_have_known_the_dense_requests() -> None:
     for known in (0, 8):
         with pytest.raises(RuntimeError, match=f"decoded {known} rows of dense requests, and 9 were needed"):

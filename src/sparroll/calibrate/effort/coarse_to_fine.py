@@ -52,8 +52,10 @@ def next_budgets(sweep: Sweep, budgets: Sequence[int], wanted: Wanted, left: int
     """The budgets of the grid to measure next, at most `count`, in rising order; none where none is needed. left: how many
     may still be measured."""
     chosen: list[int] = []
+    count = min(count, left)
     while len(chosen) < count:
-        following = next_budget(sweep, budgets, wanted, left - len(chosen), chosen)
+        # The first one is for a bin that nothing holds. With the last ones of all it is the largest.
+        following = next_budget(sweep, budgets, wanted, left - count + 1, chosen)
         if following is None:
             break
         chosen.append(following)
@@ -84,8 +86,8 @@ def next_budget(
             if inside and width > NEAR:
                 gaps.append((tokens * math.log(width) / (len(parts) - 1), inside))
     larger = [budget for budget in unmeasured if budget > max(unheld)] if unheld else []
-    if larger:
-        return larger[-1] if left == 1 else larger[len(larger) // 2]
+    if larger and (not gaps or not any(budget > max(unheld) for budget in pending)):
+        return larger[-1] if left == 1 and not pending else larger[len(larger) // 2]
     if not gaps:
         return None
     _, inside = max(gaps, key=lambda gap: gap[0])
@@ -140,7 +142,8 @@ class Fine:
             done.update(chosen)
             return sweep(study, budgets=chosen, on_progress=progress, **about)
 
-        at_once = 1 if study.schedules_at_once == 1 else -(-self.most // 2)
+        # Not by how many fit into a batch: on another GPU the same call goes on with the same budgets.
+        at_once = -(-self.most // 2) if study.samples_together else 1
         found = narrowed(measure, run, free, self.wanted, self.most, at_once)
         stages.end()
         return found

@@ -198,7 +198,7 @@ class HFEngine(Engine):
         prompt_ids = generate_arguments.prompt_ids(self, prompts, max_new_tokens)
         seeds = generate_arguments.seeds(seed, len(prompt_ids), n)
         flags = generate_arguments.dense_flags(self, dense, len(seeds))
-        generate_arguments.schedules_read(self, schedules, flags)
+        read_by = generate_arguments.schedules_read(self, schedules, flags)
         asked = [
             Request(ids, index, sample, seeds[index * n + sample], max_new_tokens, flags[index * n + sample])
             for index, ids in enumerate(prompt_ids)
@@ -219,7 +219,7 @@ class HFEngine(Engine):
             top_k=min(top_k, self.vocabulary),
         )
         with routed(model):
-            rollouts = _sampled(settings, asked, schedules, self._report, on_progress)
+            rollouts = _sampled(settings, asked, read_by, self._report, on_progress)
         for rollout in rollouts:
             rollout.text = response_text(self.tokenizer, rollout.response_ids)
         return rollouts
@@ -228,7 +228,7 @@ class HFEngine(Engine):
 def _sampled(
     settings: GenerateSettings,
     asked: list[Request],
-    schedules: Sequence[Schedule] | None,
+    schedules: Sequence[Schedule | None],
     report: EngineReport,
     on_progress: OnProgress | None,
 ) -> list[Rollout]:
@@ -236,9 +236,8 @@ def _sampled(
     requests do, because a cache of compressed rows has no room for whole contexts."""
     runs: list[tuple[GenerateSettings, list[int]]] = []
     for place, request in enumerate(asked):
-        own = settings if schedules is None else replace(settings, schedule=schedules[place])
-        if request.dense:
-            own = replace(own, compression=None)
+        # A dense request decodes in the cache of those that read by the engine's schedule.
+        own = replace(settings, compression=None) if request.dense else replace(settings, schedule=schedules[place])
         places = next((places for known, places in runs if known == own), None)
         if places is None:
             runs.append((own, places := []))

@@ -104,7 +104,7 @@ class GenerateSettings:
 
 
 class Run:
-    """One `generate` call, or one of the two kinds of its requests: the queue, the cache, the active rows.
+    """One `generate` call, or its requests of one schedule: the queue, the cache, the active rows.
 
     report: takes the counts of what runs.
     """

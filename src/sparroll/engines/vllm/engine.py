@@ -98,8 +98,8 @@ class VLLMEngine(Engine):
         self._weights: Literal["whole", "gone"] = "whole"
         self._asleep = False
         self.cache_tokens: int | None = None
-        self._gave_schedules = False
-        """Whether the workers hold schedules of requests."""
+        self._own_schedules: list[Schedule] = []
+        """Schedules of requests that the workers hold."""
         self._llm: Any = None
         self._end_ids = generate_arguments.end_ids(
             model_files.generation_config(folder), self.tokenizer, self.vocabulary
@@ -178,7 +178,7 @@ class VLLMEngine(Engine):
         if schedule != self.schedule:
             # Cached responses were computed under the old one.
             self._empty_cache()
-        self.schedule, self._gave_schedules = schedule, False
+        self.schedule, self._own_schedules = schedule, []
         if self.checks_drafts:
             scheduler = self.llm.llm_engine.engine_core.engine_core.scheduler
             scheduler.window_tokens = schedule.check.window_tokens if schedule and schedule.check else None
@@ -332,8 +332,8 @@ class VLLMEngine(Engine):
     ) -> list[Rollout]:
         """`n` rollouts per prompt, in the prompts' order; arguments and refusals are HFEngine's.
 
-        Requests that are dense or have schedules of their own decode beside the others, up to `most_schedules` of
-        them. They have a `cache_salt`, so vLLM's prefix cache keeps their K and V apart from those that
+        Dense requests and those with schedules of their own decode beside the others; there may be `most_schedules`
+        different ones. They have a `cache_salt`, so vLLM's prefix cache keeps their K and V apart from those that
         other schedules wrote. Raises RuntimeError where the backend did not count every step that the rollouts needed.
         """
         self._check_ready()
@@ -366,7 +366,9 @@ class VLLMEngine(Engine):
         ]
         self._generated_tokens += sum(len(rollout.response_ids) for rollout in rollouts)
         if self.sparse:
-            check_ran(self.report().since(before), rollouts, flags, read_by)
+            counts = self.llm.collective_rpc("sparroll_rows_of_own_schedules")[0]
+            own_rows = list(zip(self._own_schedules, counts, strict=True))
+            check_ran(self.report().since(before), rollouts, flags, read_by, own_rows)
         else:
             self._count_dense(rollouts)
         return rollouts
@@ -374,18 +376,14 @@ class VLLMEngine(Engine):
     def _give_schedules(self, read_by: Sequence[Schedule | None], names: Sequence[str]) -> None:
         """Tell the workers which of these requests have schedules of their own. vLLM counts its requests, so a name that a
         worker keeps beyond the request's end is never another's."""
-        own: list[Schedule] = []
-        numbers: dict[str, int] = {}
-        for name, each in zip(names, read_by, strict=True):
-            if each is not None and each != self.schedule:
-                if each not in own:
-                    own.append(each)
-                numbers[name] = 1 + own.index(each)
-        if not own and not self._gave_schedules:
+        own = [each for each in {id(each): each for each in read_by}.values() if each not in (None, self.schedule)]
+        if not own and not self._own_schedules:
             return
-        tables = [(each.table(), each.name) for each in own]
+        self._own_schedules = [each for each in own if each is not None]
+        places = {id(each): number for number, each in enumerate(self._own_schedules, 1)}
+        numbers = {name: places[id(each)] for name, each in zip(names, read_by, strict=True) if id(each) in places}
+        tables = [(each.table(), each.name) for each in self._own_schedules]
         self.llm.collective_rpc("sparroll_set_request_schedules", args=(tables, numbers))
-        self._gave_schedules = bool(own)
 
     def dense_scores(
         self,

@@ -14,12 +14,17 @@ from sparroll.types import Rollout
 
 
 def check_ran(
-    ran: EngineReport, rollouts: Sequence[Rollout], dense: Sequence[bool], schedules: Sequence[Schedule | None]
+    ran: EngineReport,
+    rollouts: Sequence[Rollout],
+    dense: Sequence[bool],
+    schedules: Sequence[Schedule | None],
+    own_rows: Sequence[tuple[Schedule, int]] = (),
 ) -> None:
     """Raise RuntimeError unless the backend counted every decode step that the rollouts needed.
 
-    ran: what it counted meanwhile.  dense: which rollouts belong to dense requests.  schedules: what each was to be read by;
-    None: everything.
+    ran: what it counted meanwhile.  dense: which rollouts belong to dense requests.  schedules: what each was to be read by,
+    one object for all that are alike; None: everything.  own_rows: schedules of requests, and the rows that were read by
+    each.
 
     A response of T tokens needs T - 1 steps: its first token is sampled at the end of its prompt's prefill, and each
     other token in a decode row over all tokens before it. Only a preempted request differs: the prefill that computes
@@ -38,6 +43,9 @@ def check_ran(
     tokens = [len(each) for each in contexts]
     resumed = min(ran.resumed_tokens, ran.preemptions)
     _check_dense_requests(ran, rollouts, dense, int(np.dot(dense, tokens)) - resumed)
+    for own, count in own_rows:
+        mine = [schedule is own for schedule in schedules]
+        _check_own_rows(own, count, rollouts, mine, int(np.dot(mine, tokens)) - resumed, ran.preemptions)
     sparse = [0] * len(ran.layers)
     by_schedule = {id(schedule): schedule for schedule in schedules}
     for schedule in by_schedule.values():
@@ -63,11 +71,26 @@ def check_ran(
 
 
 def _check_dense_requests(ran: EngineReport, rollouts: Sequence[Rollout], dense: Sequence[bool], needed: int) -> None:
-    for rollout, flag in zip(rollouts, dense, strict=True):
-        if flag and rollout.checks is not None:
-            needed -= rollout.checks.extra_tokens
+    needed -= _extra_tokens(rollouts, dense)
     if ran.dense_request_steps < needed:
         raise RuntimeError(
             f"vLLM's worker decoded {ran.dense_request_steps} rows of dense requests, and {needed} were needed after "
             f"{ran.preemptions} preemptions: it did not know which requests are dense, and read a part of their context"
         )
+
+
+def _check_own_rows(
+    schedule: Schedule, rows: int, rollouts: Sequence[Rollout], own: Sequence[bool], needed: int, preemptions: int
+) -> None:
+    needed -= _extra_tokens(rollouts, own)
+    if rows < needed:
+        raise RuntimeError(
+            f"vLLM's worker read {rows} decode rows by the schedule {schedule.name} of requests, and {needed} were needed "
+            f"after {preemptions} preemptions: it did not know which requests have it, and read them by the engine's"
+        )
+
+
+def _extra_tokens(rollouts: Sequence[Rollout], own: Sequence[bool]) -> int:
+    """Tokens of some of the rollouts that checks gave behind whole windows, without a decode row."""
+    checks = [rollout.checks for rollout, mine in zip(rollouts, own, strict=True) if mine]
+    return sum(each.extra_tokens for each in checks if each is not None)

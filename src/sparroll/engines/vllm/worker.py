@@ -47,6 +47,13 @@ class WorkerExtension:
 
         STATE.set_request_schedules([Schedule.from_table(table, name) for table, name in tables], numbers)
 
+    def sparroll_rows_of_own_schedules(self) -> list[int]:
+        """How many decode rows were read by each of these schedules, in their order. Must not be called while requests
+        run."""
+        from sparroll.engines.vllm.attention.state import STATE
+
+        return STATE.rows_of_own_schedules()
+
     def sparroll_report(self) -> dict[str, Any]:
         """What ran in this worker since vLLM's warm-up or the last `sparroll_reset_report`, as the table of an
         EngineReport. With another worker class than ours nothing is counted before the first reset, because an extension

@@ -89,6 +89,8 @@ class ReadTables:
             for layers_of_part, part in schedule.parts(layers) if schedule else ():
                 self._parts.append(part)
                 self._part_VL[number, list(layers_of_part)] = len(self._parts)
+        self._parts_V = [np.unique(part_L, return_inverse=True) for part_L in self._part_VL]
+        """The rows that each schedule has, and which of these is each layer's."""
         self._layers_VP = np.stack([np.bincount(part_L, minlength=1 + len(self._parts)) for part_L in self._part_VL])
         """How many layers each of these rows has under each schedule."""
         self._left_out_2PU = np.zeros((2, 1 + len(self._parts), 0), dtype=np.int64)
@@ -129,7 +131,7 @@ class ReadTables:
 
     def _left_out_2L(self, contexts_R: np.ndarray, number: int) -> np.ndarray:
         """[2, L] how many rows with these contexts, which are in the tables, leave tokens out, and how many tokens."""
-        parts, of_L = np.unique(self._part_VL[number], return_inverse=True)
+        parts, of_L = self._parts_V[number]
         left_out_2P = self._left_out_2PU[:, parts[:, None], contexts_R].sum(axis=2)
         found: np.ndarray = left_out_2P[:, of_L]
         return found

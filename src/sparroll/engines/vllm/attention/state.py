@@ -95,6 +95,9 @@ class State:
     """How many rows of the next dense step check drafts."""
     request_numbers: Mapping[str, int] = field(default_factory=dict)
     """Request -> the number of its own schedule, of those that have one."""
+    own_rows_V: np.ndarray = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
+    """Decode rows of requests with a schedule of their own, by its number, since they were told of. Read it by
+    `rows_of_own_schedules`."""
     which_rows: np.ndarray | None = None
     """[R] int32: the number of the schedule of each row of the step whose metadata is built next; None where all have the
     engine's."""
@@ -220,10 +223,17 @@ class State:
             schedule.check_layers(self.layers)
         self._put_in_force(self.schedule, schedules, numbers)
 
+    def rows_of_own_schedules(self) -> list[int]:
+        """How many decode rows were read by each of the schedules of requests, the first one's first."""
+        self._count_all()
+        counts: list[int] = self.own_rows_V[1:].tolist()
+        return counts
+
     def _put_in_force(self, schedule: Schedule | None, own: Sequence[Schedule], numbers: Mapping[str, int]) -> None:
         # What ran is counted under the schedules that it ran with.
         self._count_all()
         self.schedule, self.request_numbers = schedule, numbers
+        self.own_rows_V = np.zeros(1 + len(own), dtype=np.int64)
         self.budgets.set_schedules([schedule, *own])
         self.reads = ReadTables([schedule, *own], self.layers)
 
@@ -349,6 +359,7 @@ class State:
                 [np.full(len(s.contexts_R), ENGINES) if s.which_R is None else s.which_R for s in steps]
             )
             which_X = which_X[contexts_X > 0]
+            self.own_rows_V += np.bincount(which_X[which_X > ENGINES], minlength=len(self.own_rows_V))
         rows = self.reads.decode_rows(contexts_X[contexts_X > 0], which_X)
         for step in steps:
             if step.not_decoding is not NO_ROWS:
