@@ -3,12 +3,13 @@ pages."""
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping
 from typing import Any
 
 from claim_words import Claims, Figures, bare, down, up
-from claims_study import KIND, changes, gain, means, row_of
+from claims_study import KIND, changes, gain, means, row_of, runs_of
 from record_tables import results
 from render_study import (
     CHECK_GRID,
@@ -16,6 +17,7 @@ from render_study import (
     DRAFTS,
     LARGE_DRAFTS,
     MIDDLE_DRAFTS,
+    MIDDLE_DRAFTS_MORE,
     STUDY_CHECKS,
     TINY_CHECKS,
     UNIT_CHECKS,
@@ -105,20 +107,35 @@ def draft_units() -> Figures:
 
 def draft_budgets() -> Figures:
     """The same drafts with 512 and with 256 tokens."""
-    large, middle = (results(each, KIND) for each in (LARGE_DRAFTS, MIDDLE_DRAFTS))
+    row, large = "quantized-4x4-256-wide-verified", results(LARGE_DRAFTS, KIND)
+    first, more = (results(each, KIND) for each in (MIDDLE_DRAFTS, MIDDLE_DRAFTS_MORE))
+    middle = [run for found in (first, more) for run in found["runs"] if run["row"] == row]
+    dense = [*runs_of(60, "dense"), *(run for run in more["runs"] if run["row"] == "dense")]
+    assert len(middle) == len(dense) == 6 and min(run["steps"] for run in dense) == 53, "six seeds of both"
     ends, middle_ends = (
-        _changes(found, f"quantized-4x4-{budget}-wide-verified") for found, budget in ((large, 512), (middle, 256))
+        _changes(large, "quantized-4x4-512-wide-verified"),
+        [*_changes(first, row), *_changes(more, row)],
     )
 
-    def mean(found: dict[str, Any], name: str) -> float:
-        return statistics.mean(value for run in found["runs"] for value in run["series"][name] if value is not None)
+    def mean(runs: list[dict[str, Any]], name: str) -> float:
+        return statistics.mean(value for run in runs for value in run["series"][name] if value is not None)
+
+    def late_rewards(runs: list[dict[str, Any]]) -> list[float]:
+        """Of each run over the last ten steps that all of them have."""
+        return [statistics.mean(run["series"]["reward/mean"][43:53]) for run in runs]
+
+    rewards = {"dense": late_rewards(dense), "middle": late_rewards(middle)}
+    error = math.hypot(*(statistics.stdev(each) / math.sqrt(len(each)) for each in rewards.values()))
 
     return {
         "large": gain(statistics.mean(ends)),
         "large_low": gain(min(ends)),
         "large_high": gain(max(ends)),
         "dense": verified()["dense"],
-        "read": up(100 * mean(large, "rollout/kv_read_share")),
+        "read": up(100 * mean(large["runs"], "rollout/kv_read_share")),
+        "dense_reward": bare(down(statistics.mean(rewards["dense"]), 3)),
+        "middle_reward": bare(down(statistics.mean(rewards["middle"]), 3)),
+        "error": bare(up(error, 3)),
         "middle": gain(statistics.mean(middle_ends)),
         "middle_low": gain(min(middle_ends)),
         "middle_high": gain(max(middle_ends)),
@@ -194,8 +211,10 @@ PAGES: Mapping[str, Claims] = {
         "windows are cut, and {larger_drafted} tokens are drafted for each that stands (": draft_units,
         "It gained {large} ({large_low} to {large_high}), and dense rollouts {dense}; {read} % of the cache was "
         "read": draft_budgets,
-        "Drafts of 256 tokens (1,024 in layers 0 and 1) gained {middle} ({middle_low} to {middle_high}), with {middle_cut} "
-        "windows in 1,000 cut and {middle_read} % of the cache read": draft_budgets,
+        "Drafts of 256 tokens (1,024 in layers 0 and 1) gained {middle} by six seeds ({middle_low} to {middle_high}), with "
+        "{middle_cut} windows in 1,000 cut and {middle_read} % of the cache read": draft_budgets,
+        "In steps 44 to 53 their rollouts had a reward of {middle_reward} and dense ones {dense_reward}, six seeds each, "
+        "and the standard error of the difference is {error}.": draft_budgets,
         "of the first row solve {solved} of 128 problems and dense rollouts {solved_dense}": draft_units,
         "between 128 tokens everywhere ({usual}) and dense rollouts ({dense}): windows of 32 gained {short} at floor .1 and "
         "{strict} at .5, windows of 64 {higher} at .1, although the KL fell to {kl} at floor .5. Seeds of one row lie "

@@ -50,6 +50,8 @@ LARGE_DRAFTS = "mismatch-study-draft-4x4-512-60-steps-h200"
 """The same with four times the budget."""
 MIDDLE_DRAFTS = "mismatch-study-draft-4x4-256-60-steps-h200"
 """With twice the budget."""
+MIDDLE_DRAFTS_MORE = "mismatch-study-draft-4x4-256-more-seeds-60-steps-h200"
+"""Three more seeds of that row, and of dense rollouts, which the clock cut after 53 steps."""
 DRAFT_UNITS = "mismatch-study-draft-units-60-steps-h200"
 """An earlier call of that row, and units of 8 tokens, all cut by the clock before their last evaluation."""
 SMALL_UNITS = "mismatch-study-units-60-steps-h100"
@@ -165,7 +167,7 @@ def study_verified_rollouts() -> str:
         if checked == "fixed-verified" and (RESULTS / f"{CHECK_GRID}.json").exists():
             grid = results(CHECK_GRID, "mismatch-study")
             rows += [_verified_line(grid, line["row"]) for line in grid["table"] if _whole_runs(grid, line["row"])]
-    for record in (CHECK_BUDGETS, DRAFTS, MIDDLE_DRAFTS, LARGE_DRAFTS):
+    for record in (CHECK_BUDGETS, DRAFTS, MIDDLE_DRAFTS, MIDDLE_DRAFTS_MORE, LARGE_DRAFTS):
         if (RESULTS / f"{record}.json").exists():
             found = results(record, "mismatch-study")
             rows += [_verified_line(found, line["row"]) for line in found["table"] if _whole_runs(found, line["row"])]
@@ -189,7 +191,9 @@ def _verified_line(found: dict[str, Any], name: str) -> list[str]:
             rounded_up(statistics.mean(drafted), 2),
             rounded_up(max(nats), 2),
         ]
-    return [f"`{name}`", change, *_means(row, ("reward_last", "tail_last", "kl", "kv_read_share")), *checks]
+    seeds = [run["seed"] for run in runs]
+    label = f"`{name}`" if min(seeds) == 0 else f"`{name}`, seeds {min(seeds)} to {max(seeds)}"
+    return [label, change, *_means(row, ("reward_last", "tail_last", "kl", "kv_read_share")), *checks]
 
 
 def study_uniform() -> str:

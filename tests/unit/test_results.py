@@ -108,7 +108,9 @@ def study_of(**runs: tuple[str, int, str]) -> dict[str, Any]:
     for row, (state, steps, stopped) in runs.items():
         ends = [0, 2, 4] if steps == 4 else [0] if steps else []
         points = [[step, 0.1 * step, 0.0, 1.0] for step in ends]
-        made["runs"].append({"row": row, "state": state, "steps": steps, "stopped": stopped, "dense_accuracy": points})
+        made["runs"].append(
+            {"row": row, "seed": 0, "state": state, "steps": steps, "stopped": stopped, "dense_accuracy": points}
+        )
         summed = {"row": row, "seeds": int(steps > 0), "steps": steps, "accuracy_change": one if steps == 4 else None}
         made["table"].append(summed | dict.fromkeys(names, one if steps else None))
     return made

@@ -277,6 +277,9 @@ def test_preempted_requests_stay_what_they_are(engine: VLLMEngine, hf: HFEngine)
         try:
             found = small.generate(asked, n=2, max_new_tokens=80, stop_ids=[], temperature=0, dense=flags)
             report = small.report()
+            # It raises where the rows of a schedule do not add up.
+            small.generate(asked, n=2, max_new_tokens=80, stop_ids=[], temperature=0, schedules=OWN, dense=flags)
+            assert small.report().preemptions > report.preemptions
         finally:
             small.close()
         assert report.preemptions > 0 and report.resumed_tokens > 0
