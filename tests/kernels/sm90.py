@@ -254,7 +254,7 @@ def untyped(full: bool) -> Iterator[Kernel]:
             {**plan, "OWN": own, "WITH_BUDGETS": with_budgets},
             {"num_warps": 4},
         )
-    yield "budgets", triton_budgets._look_up, {"S": 64, "UNLIMITED": 1 << 30, "TILE": 64}, {"num_warps": 4}
+    yield "budgets", triton_budgets._look_up, {"X": 29, "S": 64, "UNLIMITED": 1 << 30, "TILE": 8}, {"num_warps": 4}
 
 
 def compiled(kernel: Kernel, dtype: torch.dtype, of_sixteen: bool = True) -> dict[str, str]:

@@ -22,9 +22,9 @@ def budgets(context_tokens_R: Tensor, steps_VXS: Tensor, which_R: Tensor, unlimi
     requests = len(context_tokens_R)
     if requests and len(out_LR):
         _, rows, steps = steps_VXS.shape
-        _look_up[(triton.cdiv(requests, 32), len(out_LR))](
+        _look_up[(triton.cdiv(requests, 8), len(out_LR))](
             context_tokens_R, steps_VXS, which_R, out_LR, out_LR.stride(0), requests, X=rows, S=steps,
-            UNLIMITED=unlimited, TILE=32, num_warps=4,
+            UNLIMITED=unlimited, TILE=8, num_warps=4,
         )  # fmt: skip
 
 

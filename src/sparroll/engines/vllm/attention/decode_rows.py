@@ -132,7 +132,12 @@ class ReadTables:
     def _left_out_2L(self, contexts_R: np.ndarray, number: int) -> np.ndarray:
         """[2, L] how many rows with these contexts, which are in the tables, leave tokens out, and how many tokens."""
         parts, of_L = self._parts_V[number]
-        left_out_2P = self._left_out_2PU[:, parts[:, None], contexts_R].sum(axis=2)
+        # Taken in one piece where no other schedule has parts of its own, which is sooner.
+        only = len(parts) == self._left_out_2PU.shape[1]
+        read = (
+            self._left_out_2PU.take(contexts_R, axis=2) if only else self._left_out_2PU[:, parts[:, None], contexts_R]
+        )
+        left_out_2P = read.sum(axis=2)
         found: np.ndarray = left_out_2P[:, of_L]
         return found
 
