@@ -228,6 +228,18 @@ def grouped(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
     return found
 
 
+def test_groups_that_are_sampled_together_are_measured_as_each_would_be_alone(grouped, tmp_path) -> None:
+    bench = study()
+    requests = len(bench.prompts) * bench.settings.samples
+    bench.engine.most_schedules, bench.engine.max_batch = 31, 3 * requests
+    found = sweep_groups(bench, out=tmp_path, budgets=GRID, layer_groups=GROUPS, dense_layers=(0,))
+    sizes = [len(names) for names, _ in bench.engine.generated if isinstance(names, tuple)]
+    assert sizes and max(sizes) == 3 and len(bench.engine.generated) < 2 + 2 * (len(GRID) - 1)
+    for ours, theirs in zip(found.alone, grouped.alone, strict=True):
+        assert [each.tail() for each in ours] == [each.tail() for each in theirs]
+        assert [each.schedule for each in ours] == [each.schedule for each in theirs]
+
+
 def test_the_group_that_loses_more_gets_the_larger_budget(grouped, swept) -> None:
     found = traded([grouped], 0.7)
     schedule = found.fitted.schedule

@@ -366,9 +366,7 @@ class VLLMEngine(Engine):
         ]
         self._generated_tokens += sum(len(rollout.response_ids) for rollout in rollouts)
         if self.sparse:
-            counts = self.llm.collective_rpc("sparroll_rows_of_own_schedules")[0]
-            own_rows = list(zip(self._own_schedules, counts, strict=True))
-            check_ran(self.report().since(before), rollouts, flags, read_by, own_rows)
+            check_ran(self.report().since(before), rollouts, flags, read_by, self._own_rows())
         else:
             self._count_dense(rollouts)
         return rollouts
@@ -384,6 +382,13 @@ class VLLMEngine(Engine):
         numbers = {name: places[id(each)] for name, each in zip(names, read_by, strict=True) if id(each) in places}
         tables = [(each.table(), each.name) for each in self._own_schedules]
         self.llm.collective_rpc("sparroll_set_request_schedules", args=(tables, numbers))
+
+    def _own_rows(self) -> list[tuple[Schedule, int]]:
+        """How many decode rows the first worker read by each of these schedules in the last `generate`."""
+        if not self._own_schedules:
+            return []
+        counts: list[int] = self.llm.collective_rpc("sparroll_rows_of_own_schedules")[0]
+        return list(zip(self._own_schedules, counts, strict=True))
 
     def dense_scores(
         self,
