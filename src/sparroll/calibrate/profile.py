@@ -8,13 +8,12 @@ import dataclasses
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sparroll.attention.selectors import PageMean, Selector
 from sparroll.calibrate.measure import Measurement, Study, check_percentiles, digest
-from sparroll.calibrate.store import Store, fingerprint, measurement_table
+from sparroll.calibrate.store import Store, fingerprint, measured_all, measurement_table
 from sparroll.errors import UserError
 from sparroll.locks import locked
 from sparroll.mismatch import BetaFit
@@ -84,14 +83,11 @@ def profile(
         store = None if out is None else Store(out, fingerprint(study))
         progress = stages.next("dense ceiling")
         ceiling = study.ceiling(progress) if store is None else store.ceiling(study, progress)
-        entries = []
-        for schedule in loaded:
-            measure = partial(study.measure, schedule, on_progress=stages.next(schedule.name))
-            # The digest tells apart two schedules with the same name, and a file before and after an edit.
-            name = f"{schedule.name.replace('/', '-')}-{digest(schedule.table())}"
-            entries.append(_entry(measure() if store is None else store.measured(name, measure)))
+        # The digest tells apart two schedules with the same name, and a file before and after an edit.
+        names = [f"{schedule.name.replace('/', '-')}-{digest(schedule.table())}" for schedule in loaded]
+        measured = measured_all(study, dict(zip(names, loaded, strict=True)), stages, store)
     stages.end()
-    return Profile(_entry(ceiling), tuple(entries))
+    return Profile(_entry(ceiling), tuple(_entry(measured[name]) for name in names))
 
 
 def _schedule(schedule: int | str | Path | Schedule, selector: Selector, dense_layers: tuple[int, ...]) -> Schedule:

@@ -8,7 +8,7 @@ each measurement is either complete or absent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +114,45 @@ class Store:
 
     def save_rollouts(self, rollouts: list[Rollout]) -> None:
         _write_tensors(self.folder / "rollouts.safetensors", rollout_tensors(rollouts))
+
+
+def measured_all(
+    study: Study, asked: Mapping[str, Schedule], stages: Stages, store: Store | None = None
+) -> dict[str, Measurement]:
+    """The measurements of these schedules, by the names under which the folder keeps them: read from there, or made and kept
+    now, as many at a time as the study samples together. Without a store none is kept. Each takes one of the stages."""
+    found = {name: None if store is None else store.load(name) for name in asked}
+    missing = [name for name, measurement in found.items() if measurement is None]
+    for _ in range(len(asked) - len(missing)):
+        stages.next("measured before")
+    while missing:
+        first = asked[missing[0]]
+        alike = [name for name in missing if _kind(asked[name]) == _kind(first)]
+        # Of the engine that will sample them: another one may hold fewer.
+        names = alike[: study.schedules_at_once(first)]
+        missing = [name for name in missing if name not in names]
+        together = [asked[name] for name in names]
+        progress = stages.next(_in_words(together), len(names))
+        for name, measurement in zip(names, study.measure_together(together, on_progress=progress), strict=True):
+            if store is not None:
+                store.save(name, measurement)
+            found[name] = measurement
+    measured = {name: measurement for name, measurement in found.items() if measurement is not None}
+    assert measured.keys() == asked.keys(), "a schedule was left out"
+    return measured
+
+
+def _kind(schedule: Schedule) -> tuple[Any, ...]:
+    """What schedules that are sampled together have in common."""
+    return schedule.selector, schedule.dense_layers, schedule.check
+
+
+def _in_words(schedules: Sequence[Schedule]) -> str:
+    """What is measured, for a progress bar."""
+    first, last = schedules[0], schedules[-1]
+    what = first.name if len(schedules) == 1 else f"{len(schedules)} schedules, {first.name} to {last.name}"
+    check = first.check
+    return what if check is None else f"{what}, windows of {check.window_tokens}, floor {check.floor:g}"
 
 
 def holds_measurements(out: Path | str) -> bool:

@@ -14,7 +14,7 @@ from sparroll.calibrate.check_figures import CheckFigures
 from sparroll.calibrate.curve import Cell
 from sparroll.calibrate.fit import MIN_TOKENS, FittedSchedule, fit_schedule
 from sparroll.calibrate.measure import Measurement, MeasureSettings, Study, check_measurable, digest
-from sparroll.calibrate.store import Store, fingerprint, measurement_table
+from sparroll.calibrate.store import Store, fingerprint, measured_all, measurement_table
 from sparroll.calibrate.target import Target, cells_for
 from sparroll.draft_check import DraftCheck
 from sparroll.errors import UserError
@@ -173,39 +173,15 @@ def sweep(
 def _measured(
     study: Study, store: Store, asked: Mapping[str, Schedule], ceiling: Measurement, stages: Stages
 ) -> list[Measurement]:
-    """The measurements of these schedules, by the names under which the folder keeps them: read from there, or made and kept
-    now, as many at a time as the study samples together. One that reads every context whole is that of the ceiling."""
+    """As `measured_all`; the measurement of a schedule that reads every context whole is that of the ceiling."""
     longest = _longest_context(study)
-    found: dict[str, Measurement | None] = {}
-    for name, schedule in asked.items():
-        if min(schedule.steps[0].budgets) >= longest:
-            nothing = schedule.check and CheckFigures.of_dense(ceiling.tail())
-            dense = partial(replace, ceiling, schedule=schedule, mode="dense", wall_seconds=0.0, checked=nothing)
-            found[name] = store.measured(name, dense)
-        else:
-            found[name] = store.load(name)
-    missing = [name for name, measurement in found.items() if measurement is None]
-    for _ in range(len(asked) - len(missing)):
-        stages.next("measured before")
-    while missing:
-        # Of the engine that will sample them: another one may hold fewer.
-        at_once = study.schedules_at_once(asked[missing[0]])
-        names, missing = missing[:at_once], missing[at_once:]
-        together = [asked[name] for name in names]
-        progress = stages.next(_in_words(together), len(names))
-        for name, measurement in zip(names, study.measure_together(together, on_progress=progress), strict=True):
-            store.save(name, measurement)
-            found[name] = measurement
-    measured = [measurement for measurement in found.values() if measurement is not None]
-    assert len(measured) == len(asked), "a budget was left out"
-    return measured
-
-
-def _in_words(schedules: Sequence[Schedule]) -> str:
-    """What is measured, for a progress bar."""
-    budgets = [" / ".join(map(str, schedule.steps[0].budgets)) for schedule in schedules]
-    what = f"budget {budgets[0]}" if len(budgets) == 1 else f"{len(budgets)} budgets from {budgets[0]} to {budgets[-1]}"
-    return what + _check_name(schedules[0].check, ", windows of {}, floor {:g}")
+    whole = {name for name, schedule in asked.items() if min(schedule.steps[0].budgets) >= longest}
+    found = measured_all(study, {name: asked[name] for name in asked if name not in whole}, stages, store)
+    for name in whole:
+        nothing = asked[name].check and CheckFigures.of_dense(ceiling.tail())
+        dense = partial(replace, ceiling, schedule=asked[name], mode="dense", wall_seconds=0.0, checked=nothing)
+        found[name] = store.measured(name, dense)
+    return [found[name] for name in asked]
 
 
 def sweep_groups(

@@ -66,7 +66,7 @@ def calibrate(
     verify_bound: own_options.VerifyBound = "low",
     evaluation: own_options.OneEvaluation = None,
     name: own_options.Name = "schedule",
-    max_batch: own_options.MaxBatch = None,
+    max_batch: options.MeasuredBatch = None,
     seed: options.Seed = 0,
     engine: options.Engine = "hf",
     device: options.Device = None,

@@ -48,7 +48,7 @@ def profile(
     first_tokens: options.FirstTokens = None,
     recent_tokens: options.RecentTokens = None,
     dense_layers: options.DenseLayers = "0,1",
-    max_batch: options.MaxBatch = 64,
+    max_batch: options.MeasuredBatch = None,
     seed: options.Seed = 0,
     engine: options.Engine = "hf",
     device: options.Device = None,

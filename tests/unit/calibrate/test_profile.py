@@ -6,6 +6,7 @@ from copy import deepcopy
 import pytest
 import torch
 
+from sparroll.attention.selectors import Quest
 from sparroll.calibrate.measure import MeasureSettings, Study, read_share
 from sparroll.calibrate.profile import profile
 from sparroll.engines import HFEngine
@@ -145,3 +146,20 @@ def test_faithful_and_replay_agree_where_the_rollouts_are_the_same(model):
     for left, right in zip(faithful.tail().rows, replay.tail().rows, strict=True):
         assert left.tokens == right.tokens
         assert left.mean == pytest.approx(right.mean, abs=1e-4)
+
+
+def test_schedules_of_one_kind_are_sampled_together_and_others_by_themselves(tmp_path):
+    pages, quest = Schedule.fixed(64, dense_layers=(0,)), Schedule.fixed(64, Quest(), dense_layers=(0,))
+    asked = [pages, quest, Schedule.fixed(128, dense_layers=(0,)), pages.checked(16), pages]
+    alone = profile(study(), asked)
+    bench = study()
+    bench.engine.most_schedules, bench.engine.max_batch = 31, 1000
+    found = profile(bench, asked, out=tmp_path)
+    sampled = [names for names, _ in bench.engine.generated]
+    assert sampled == [None, ("fixed-64", "fixed-128"), "fixed-64", "fixed-64-checked-16-0.01"]
+    assert [entry.measurement.tail() for entry in found.entries] == [
+        entry.measurement.tail() for entry in alone.entries
+    ]
+    assert [entry.measurement.schedule for entry in found.entries] == asked
+    again = study()
+    assert profile(again, asked, out=tmp_path).table() == found.table() and again.engine.generated == []

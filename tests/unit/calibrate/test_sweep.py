@@ -348,7 +348,7 @@ def test_progress_goes_over_all_cells_to_the_end(tmp_path):
     sweep(study(), out=tmp_path, budgets=GRID, dense_layers=(0,), on_progress=lambda *call: seen.append(call))
     assert [done for done, _, _ in seen] == sorted(done for done, _, _ in seen)
     assert seen[-1][:2] == (400, 400)
-    assert any("budget 128" in text for _, _, text in seen)
+    assert any("fixed-128" in text for _, _, text in seen)
 
 
 @pytest.mark.parametrize("mode", ["faithful", "replay"])

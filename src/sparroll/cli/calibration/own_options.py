@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import Annotated
 
 from sparroll.calibrate.defaults import (
-    BATCH,
-    BATCH_TOGETHER,
     CHECKED_KL_AT_MOST,
     DEFAULT_TARGET,
     EVALUATION_PROBLEMS,
     EVALUATION_SAMPLES,
     MOST_BUDGETS,
 )
-from sparroll.cli.shared.options import MEASURING, MODEL, OUTPUT, READING, option
+from sparroll.cli.shared.options import MEASURING, OUTPUT, READING, option
 from sparroll.draft_check import DraftCheck
 
 Target = Annotated[
@@ -163,16 +161,6 @@ LayerGroups = Annotated[
         READING,
         "--layer-groups",
         help="Budgets of their own for groups of layers, e.g. 2-14/15-27; needs an objective other than time.",
-    ),
-]
-MaxBatch = Annotated[
-    int | None,
-    option(
-        MODEL,
-        "--max-batch",
-        min=1,
-        help=f"Responses that decode together; default: {BATCH}, or {BATCH_TOGETHER} with vLLM where no drafts are checked, "
-        "so that several budgets are sampled together.",
     ),
 ]
 VerifyRounds = Annotated[

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from sparroll.calibrate.defaults import BATCH, BATCH_TOGETHER
 from sparroll.cli.shared import common
 from sparroll.draft_check import LEAST_WINDOW_TOKENS, MOST_WINDOW_TOKENS, DraftCheck
 from sparroll.errors import UserError
@@ -108,6 +109,16 @@ Adapter = Annotated[
     option(MODEL, "--adapter", help="Folder of a LoRA adapter for sparse responses, made by distill or train."),
 ]
 MaxBatch = Annotated[int, option(MODEL, "--max-batch", min=1, help="Responses that decode together.")]
+MeasuredBatch = Annotated[
+    int | None,
+    option(
+        MODEL,
+        "--max-batch",
+        min=1,
+        help=f"Responses that decode together; default: {BATCH}, or {BATCH_TOGETHER} with vLLM where no drafts are checked, "
+        "so that several budgets or schedules are sampled together.",
+    ),
+]
 Prompts = Annotated[
     Path | None,
     option(
