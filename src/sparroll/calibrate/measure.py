@@ -22,6 +22,7 @@ from sparroll.attention.selectors import Selector
 from sparroll.calibrate.check_figures import CheckFigures
 from sparroll.engines.base import under
 from sparroll.engines.generate_arguments import check_temperature
+from sparroll.engines.generate_arguments import seeds as seeds_of_requests
 from sparroll.engines.sampling import request_seed
 from sparroll.errors import UserError, nearest
 from sparroll.mismatch import ESTIMATORS, TailStatistics, TailTable, acceptance_of, acceptance_sampled
@@ -331,7 +332,7 @@ class Study:
         settings, prompts, samples = self.settings, list(self.prompts), self.settings.samples
         of_each: dict[str, Any] = {"seed": seed}
         if together is not None:
-            seeds = [request_seed(seed, place, sample) for place in range(len(prompts)) for sample in range(samples)]
+            seeds = seeds_of_requests(seed, len(prompts), samples)
             own = [each for each in together for _ in seeds]
             prompts, of_each = prompts * len(together), {"seed": seeds * len(together), "schedules": own}
         with under(self._engine_for(schedule), schedule=schedule):

@@ -127,7 +127,7 @@ def measured_all(
         stages.next("measured before")
     while missing:
         first = asked[missing[0]]
-        alike = [name for name in missing if _kind(asked[name]) == _kind(first)]
+        alike = [name for name in missing if asked[name].kind == first.kind]
         # Of the engine that will sample them: another one may hold fewer.
         names = alike[: study.schedules_at_once(first)]
         missing = [name for name in missing if name not in names]
@@ -140,11 +140,6 @@ def measured_all(
     measured = {name: measurement for name, measurement in found.items() if measurement is not None}
     assert measured.keys() == asked.keys(), "a schedule was left out"
     return measured
-
-
-def _kind(schedule: Schedule) -> tuple[Any, ...]:
-    """What schedules that are sampled together have in common."""
-    return schedule.selector, schedule.dense_layers, schedule.check
 
 
 def _in_words(schedules: Sequence[Schedule]) -> str:

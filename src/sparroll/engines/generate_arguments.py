@@ -186,7 +186,7 @@ def schedules_read(
             "ask for the others in a generate of their own",
         )
     for each in distinct:
-        if _fixed_parts(each) != _fixed_parts(engine.schedule):
+        if each.kind != engine.schedule.kind:
             raise UserError(
                 f"the schedule {each.name!r} of a request has another selector, other dense layers or another check than "
                 f"the engine's, {engine.schedule.name!r}",
@@ -194,10 +194,6 @@ def schedules_read(
             )
         engine.check_schedule(each)
     return [None if flag else alike[id(own)] for flag, own in zip(flags, schedules, strict=True)]
-
-
-def _fixed_parts(schedule: Schedule) -> tuple[Any, ...]:
-    return schedule.selector, schedule.dense_layers, schedule.check
 
 
 def whole_numbers(values: Iterable[Any], what: str, hint: str) -> list[int]:

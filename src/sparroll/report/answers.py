@@ -51,7 +51,7 @@ def _under_it(run: TrainingRun, about: Measured) -> bool:
 
 def _reads(schedule: Schedule) -> tuple[Any, ...]:
     """All that decides what rollouts under a schedule are; the budgets have the groups of layers in them."""
-    return schedule.plain_budgets(), schedule.selector, schedule.dense_layers, schedule.check
+    return schedule.plain_budgets(), *schedule.kind
 
 
 # -- is it safe ------------------------------------------------------------------------------------------------------------

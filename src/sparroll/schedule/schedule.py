@@ -113,6 +113,11 @@ class Schedule:
         sparse = tuple(layer for layer in range(layers) if layer not in self.dense_layers)
         return tuple(zip(self.layer_groups or (sparse,), self.groups, strict=True))
 
+    @property
+    def kind(self) -> tuple[Selector, tuple[int, ...], DraftCheck | None]:
+        """All but the budgets: what schedules have in common whose requests can decode in the same steps."""
+        return self.selector, self.dense_layers, self.check
+
     def step_at(self, context_tokens: int) -> Step:
         """The step that is in force at a context length."""
         return self.steps[bisect.bisect_right(self._starts, context_tokens) - 1]

@@ -374,13 +374,10 @@ class VLLMEngine(Engine):
     def _give_schedules(self, read_by: Sequence[Schedule | None], names: Sequence[str]) -> None:
         """Tell the workers which of these requests have schedules of their own. vLLM counts its requests, so a name that a
         worker keeps beyond the request's end is never another's."""
-        own = [each for each in {id(each): each for each in read_by}.values() if each not in (None, self.schedule)]
+        own, numbers = requests.own_schedules(read_by, self.schedule, names)
         if not own and not self._own_schedules:
             return
-        self._own_schedules = [each for each in own if each is not None]
-        places = {id(each): number for number, each in enumerate(self._own_schedules, 1)}
-        numbers = {name: places[id(each)] for name, each in zip(names, read_by, strict=True) if id(each) in places}
-        tables = [(each.table(), each.name) for each in self._own_schedules]
+        self._own_schedules, tables = own, [(each.table(), each.name) for each in own]
         self.llm.collective_rpc("sparroll_set_request_schedules", args=(tables, numbers))
 
     def _own_rows(self) -> list[tuple[Schedule, int]]:

@@ -34,6 +34,16 @@ def cache_salt(schedule: Schedule | None, engines: Schedule | None) -> str | Non
     return OWN_CACHE_SALT.format(hashlib.sha256(said.encode()).hexdigest()[:16])
 
 
+def own_schedules(
+    read_by: Sequence[Schedule | None], engines: Schedule | None, names: Sequence[str]
+) -> tuple[list[Schedule], dict[str, int]]:
+    """The schedules of requests that differ from the engine's, and by vLLM's name of each of these requests the number of
+    its own, from 1 on. read_by: one object for all that are equal; None: everything is read."""
+    own = [each for each in {id(each): each for each in read_by}.values() if each is not None and each != engines]
+    places = {id(each): number for number, each in enumerate(own, 1)}
+    return own, {name: places[id(each)] for name, each in zip(names, read_by, strict=True) if id(each) in places}
+
+
 def parameters(
     max_new_tokens: int,
     temperature: float,
