@@ -24,6 +24,7 @@ pytestmark = [needs_vllm, pytest.mark.slow]
 LENGTHS = [5, 40, 170, 33, 300, 97]
 NEW_TOKENS = 40
 RISING = Schedule(steps=(Step(0, 64), Step(100, 96), Step(250, 128)), name="rising")
+NARROW = Schedule(steps=(Step(0, 64),), name="narrow")
 TWO: dict[str, Any] = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
 
 
@@ -103,6 +104,17 @@ def test_two_workers_are_the_oracle_count_the_same_switch_and_close() -> None:
             one_worker, other_worker = reports(vllm.llm)
             assert one_worker == other_worker and one_worker.layers == expected.layers
             assert one_worker.prefill_tokens == sum(LENGTHS) and one_worker.preemptions == 0
+        own = [RISING if place % 2 else NARROW for place in range(len(LENGTHS))]
+        dense = [place % 3 == 0 for place in range(len(LENGTHS))]
+        for each in (vllm, hf):
+            each.reset_report()
+        mine = [each.generate(prompts, schedules=own, dense=dense, **settings) for each in (vllm, hf)]
+        for got, want in zip(*mine, strict=True):
+            assert got.response_ids == want.response_ids
+            assert (got.attention, got.schedule_name) == (want.attention, want.schedule_name)
+            torch.testing.assert_close(got.sparse_logp, want.sparse_logp, atol=1e-4, rtol=0)
+        one_worker, other_worker = reports(vllm.llm)
+        assert one_worker == other_worker and one_worker.layers == hf.report().layers
         sampled = [vllm.generate(prompts, n=2, max_new_tokens=10, seed=5) for _ in range(2)]
         assert [r.response_ids for r in sampled[0]] == [r.response_ids for r in sampled[1]]
         with pytest.raises(UserError, match="weights cannot be loaded into 2 processes"):
