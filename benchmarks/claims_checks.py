@@ -24,6 +24,7 @@ from sparroll.plan.hardware import find_hardware
 from sparroll.plan.model_shape import model_shape
 
 LARGER_UNITS = "verified-rollouts-wide-budgets-qwen3-1.7b-h200"
+UNITS_OF_384 = "verified-rollouts-wide-384-qwen3-1.7b-h200"
 
 
 def checked_speed() -> Figures:
@@ -133,7 +134,16 @@ def checked_units_h200() -> Figures:
 def checked_larger_units_h200() -> Figures:
     """Small units with larger budgets on an H200, with verdicts that wait for nothing, at the two shares of cut windows that
     were forced."""
-    cells = results(LARGER_UNITS, "verified-rollouts")
+    return _forced_runs(LARGER_UNITS)
+
+
+def checked_384_h200() -> Figures:
+    """The same with 384 tokens, a day later."""
+    return _forced_runs(UNITS_OF_384)
+
+
+def _forced_runs(name: str) -> Figures:
+    cells = results(name, "verified-rollouts")
     runs = [run for run in cells if "moments" in run and run["engine"] == "verified"]
     kept = sorted({run["kept_share_forced"] for run in runs})
     figures: dict[str, str] = {}
@@ -265,7 +275,11 @@ PAGES: Mapping[str, Claims] = {
         "{cut_least} to {cut_most} % of the windows cut": checked_larger_units_h200,
         "With {cut_least_many} to {cut_most_many} % of them cut it is {drained_512_many}, {steady_512_many}, "
         "{drained_256_many} and {steady_256_many} times.": checked_larger_units_h200,
-        "drafts gained {middle} in dense accuracy, by six seeds, and dense rollouts {dense}, by three": draft_budgets,
+        "`wide-384-4x4` (1,536) is {drained_384} times as fast on the drained set and {steady_384} times on the steady one "
+        "with {cut_least} to {cut_most} % of the windows cut, and {drained_384_many} and {steady_384_many} times with "
+        "{cut_least_many} to {cut_most_many} %": checked_384_h200,
+        "By six seeds each the study's runs gained {gained_512} in dense accuracy with 512 tokens, {gained_384} with 384 "
+        "and {gained_256} with 256, where dense rollouts gained {dense}": draft_budgets,
         "decode {larger} instead of {small} times as fast on the steady set without a check, but in the study "
         "{larger_cut} % of their windows are cut": checked_units_h200,
         "the schedule of .86 with a check is {calibrated_drained} times as fast as dense attention on the drained set and "
@@ -283,13 +297,14 @@ PAGES: Mapping[str, Claims] = {
     "docs/verified-rollouts.md": {
         "Whole runs of many requests keep {calibrated_drained_share} where requests end one by one, and "
         "{calibrated_steady_share} where new ones always follow.": checked_runs,
-        "whole runs on an H200 are [{steady_256} times as fast](results.md#verified-rollouts) as dense ones where new "
-        "requests always follow and {drained_256} times where requests end one by one, checks included": (
-            checked_larger_units_h200
-        ),
-        "With 512 tokens they are {steady_512} and {drained_512} times as fast": checked_larger_units_h200,
-        "training in the study [gained {middle}](study.md#verified-rollouts) in dense accuracy": draft_budgets,
-        "training gained {large}. Dense rollouts gained {dense}.": draft_budgets,
+        "With 512 tokens in such units and no dense layer, whole runs on an H200 are [{steady_512} times as fast]"
+        "(results.md#verified-rollouts) as dense ones where new requests always follow and {drained_512} times where "
+        "requests end one by one, checks included": checked_larger_units_h200,
+        "With 384 tokens they are {steady_384} and {drained_384} times as fast": checked_384_h200,
+        "with 256 {steady_256} and {drained_256} times": checked_larger_units_h200,
+        "training in the study [gained {gained_512}](study.md#verified-rollouts) in dense accuracy, like dense rollouts "
+        "({dense}).": draft_budgets,
+        "training gained {gained_384} and {gained_256}, probably a little less": draft_budgets,
         "takes {verified} s with checks and {sparse} s without them, measuring left out": checked_step,
         "keep [{none} of the tokens per second](results.md#verified-rollouts) if nothing is taken back, {few} if {few_cut} "
         "% of the windows are cut (about the study's rate), and {many} if {many_cut} % are": checked_speed,
@@ -301,7 +316,7 @@ PAGES: Mapping[str, Claims] = {
         "s": planned_scoring,
         "The arithmetic of attention is at {attention} % of the data sheet's rate, and that of the layers at {layers} "
         "%.": check_constants,
-        "the bytes come from {own} checks of one record": check_constants,
+        "the bytes come from {own} checks of two records": check_constants,
         "The other {waiting} checks waited": check_constants,
         "with {waiting_bytes} bytes in the place of {bytes} the plan is at most {waiting_error} % off them": (
             check_constants

@@ -13,11 +13,9 @@ from claims_study import KIND, changes, gain, means, row_of, runs_of
 from record_tables import results
 from render_study import (
     CHECK_GRID,
+    DRAFT_BUDGETS,
     DRAFT_UNITS,
     DRAFTS,
-    LARGE_DRAFTS,
-    MIDDLE_DRAFTS,
-    MIDDLE_DRAFTS_MORE,
     STUDY_CHECKS,
     TINY_CHECKS,
     UNIT_CHECKS,
@@ -106,42 +104,40 @@ def draft_units() -> Figures:
 
 
 def draft_budgets() -> Figures:
-    """The same drafts with 512 and with 256 tokens."""
-    row, large = "quantized-4x4-256-wide-verified", results(LARGE_DRAFTS, KIND)
-    first, more = (results(each, KIND) for each in (MIDDLE_DRAFTS, MIDDLE_DRAFTS_MORE))
-    middle = [run for found in (first, more) for run in found["runs"] if run["row"] == row]
-    dense = [*runs_of(60, "dense"), *(run for run in more["runs"] if run["row"] == "dense")]
-    assert len(middle) == len(dense) == 6 and min(run["steps"] for run in dense) == 53, "six seeds of both"
-    ends, middle_ends = (
-        _changes(large, "quantized-4x4-512-wide-verified"),
-        [*_changes(first, row), *_changes(more, row)],
-    )
+    """The same drafts with larger budgets beside dense rollouts, by six seeds each."""
+    last = results(DRAFT_BUDGETS[512][-1], KIND)
+    dense = {run["seed"]: run for run in (*runs_of(60, "dense"), *last["runs"]) if run["row"] == "dense"}
+    made: Figures = {"dense": gain(statistics.mean(map(_gained, dense.values())))}
+    for budget, names in DRAFT_BUDGETS.items():
+        row = f"quantized-4x4-{budget}-wide-verified"
+        runs = {run["seed"]: run for name in names for run in results(name, KIND)["runs"] if run["row"] == row}
+        assert len(runs) == 6 and runs.keys() == dense.keys(), f"six seeds of {row} and of dense rollouts"
+        gained = [_gained(run) for run in runs.values()]
+        behind = [_last_accuracy(dense[seed]) - _last_accuracy(run) for seed, run in runs.items()]
 
-    def mean(runs: list[dict[str, Any]], name: str) -> float:
-        return statistics.mean(value for run in runs for value in run["series"][name] if value is not None)
+        def mean(name: str, runs: Mapping[int, dict[str, Any]] = runs) -> float:
+            return statistics.mean(value for run in runs.values() for value in run["series"][name])
 
-    def late_rewards(runs: list[dict[str, Any]]) -> list[float]:
-        """Of each run over the last ten steps that all of them have."""
-        return [statistics.mean(run["series"]["reward/mean"][43:53]) for run in runs]
+        made |= {
+            f"gained_{budget}": gain(statistics.mean(gained)),
+            f"low_{budget}": gain(min(gained)),
+            f"high_{budget}": gain(max(gained)),
+            f"behind_{budget}": bare(up(statistics.mean(behind), 3)),
+            f"ahead_{budget}": bare(down(-statistics.mean(behind), 3)),
+            f"error_{budget}": bare(up(statistics.stdev(behind) / math.sqrt(len(behind)), 3)),
+            f"cut_{budget}": up(1e4 * mean("check/cut_share")),
+            f"read_{budget}": up(100 * mean("rollout/kv_read_share")),
+        }
+    return made
 
-    rewards = {"dense": late_rewards(dense), "middle": late_rewards(middle)}
-    error = math.hypot(*(statistics.stdev(each) / math.sqrt(len(each)) for each in rewards.values()))
 
-    return {
-        "large": gain(statistics.mean(ends)),
-        "large_low": gain(min(ends)),
-        "large_high": gain(max(ends)),
-        "dense": verified()["dense"],
-        "read": up(100 * mean(large["runs"], "rollout/kv_read_share")),
-        "dense_reward": bare(down(statistics.mean(rewards["dense"]), 3)),
-        "middle_reward": bare(down(statistics.mean(rewards["middle"]), 3)),
-        "error": bare(up(error, 3)),
-        "middle": gain(statistics.mean(middle_ends)),
-        "middle_low": gain(min(middle_ends)),
-        "middle_high": gain(max(middle_ends)),
-        "middle_cut": up(1000 * mean(middle, "check/cut_share"), 1),
-        "middle_read": up(100 * mean(middle, "rollout/kv_read_share")),
-    }
+def _gained(run: dict[str, Any]) -> float:
+    assert run["state"] == "finished", "a whole run"
+    return run["dense_accuracy"][-1][1] - run["dense_accuracy"][0][1]
+
+
+def _last_accuracy(run: dict[str, Any]) -> float:
+    return run["dense_accuracy"][-1][1]
 
 
 def study_checks() -> Figures:
@@ -209,12 +205,15 @@ PAGES: Mapping[str, Claims] = {
         "were cut.": draft_units,
         "cut by the clock after {larger_steps} steps) had gained {larger} after 30 steps, but {larger_cut} % of the "
         "windows are cut, and {larger_drafted} tokens are drafted for each that stands (": draft_units,
-        "It gained {large} ({large_low} to {large_high}), and dense rollouts {dense}; {read} % of the cache was "
-        "read": draft_budgets,
-        "Drafts of 256 tokens (1,024 in layers 0 and 1) gained {middle} by six seeds ({middle_low} to {middle_high}), with "
-        "{middle_cut} windows in 1,000 cut and {middle_read} % of the cache read": draft_budgets,
-        "In steps 44 to 53 their rollouts had a reward of {middle_reward} and dense ones {dense_reward}, six seeds each, "
-        "and the standard error of the difference is {error}.": draft_budgets,
+        "With 512 tokens (2,048 in layers 0 and 1) runs gained {gained_512} ({low_512} to {high_512}), and dense rollouts "
+        "{dense}. With 384 tokens (1,536) they gained {gained_384} ({low_384} to {high_384}) and with 256 (1,024) "
+        "{gained_256} ({low_256} to {high_256}).": draft_budgets,
+        "This accuracy, compared seed by seed, was {ahead_512} above that of dense rollouts with 512 tokens (standard error "
+        "{error_512}), {behind_384} below it with 384 ({error_384}) and {behind_256} below it with 256 ({error_256}).": (
+            draft_budgets
+        ),
+        "With 512, 384 and 256 tokens {cut_512}, {cut_384} and {cut_256} windows in 10,000 were cut, and {read_512}, "
+        "{read_384} and {read_256} % of the cache were read.": draft_budgets,
         "of the first row solve {solved} of 128 problems and dense rollouts {solved_dense}": draft_units,
         "between 128 tokens everywhere ({usual}) and dense rollouts ({dense}): windows of 32 gained {short} at floor .1 and "
         "{strict} at .5, windows of 64 {higher} at .1, although the KL fell to {kl} at floor .5. Seeds of one row lie "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 import textwrap
@@ -46,12 +47,13 @@ CHECK_BUDGETS = "mismatch-study-check-budgets-60-steps-h200"
 """Larger budgets everywhere, and units in few bits, with the usual check."""
 DRAFTS = "mismatch-study-draft-4x4-60-steps-h200"
 """Units of 4 tokens without a dense layer, with the usual check."""
-LARGE_DRAFTS = "mismatch-study-draft-4x4-512-60-steps-h200"
-"""The same with four times the budget."""
-MIDDLE_DRAFTS = "mismatch-study-draft-4x4-256-60-steps-h200"
-"""With twice the budget."""
-MIDDLE_DRAFTS_MORE = "mismatch-study-draft-4x4-256-more-seeds-60-steps-h200"
-"""Three more seeds of that row, and of dense rollouts, which the clock cut after 53 steps."""
+DRAFT_BUDGETS = {
+    256: ("mismatch-study-draft-4x4-256-60-steps-h200", "mismatch-study-draft-4x4-256-more-seeds-60-steps-h200"),
+    384: ("mismatch-study-draft-4x4-384-60-steps-h200",),
+    512: ("mismatch-study-draft-4x4-512-60-steps-h200", "mismatch-study-draft-4x4-512-more-seeds-60-steps-h200"),
+}
+"""The same with larger budgets, six seeds each. The last record has three more seeds of dense rollouts, too; those of the
+second one were cut by the clock after 53 steps."""
 DRAFT_UNITS = "mismatch-study-draft-units-60-steps-h200"
 """An earlier call of that row, and units of 8 tokens, all cut by the clock before their last evaluation."""
 SMALL_UNITS = "mismatch-study-units-60-steps-h100"
@@ -167,7 +169,7 @@ def study_verified_rollouts() -> str:
         if checked == "fixed-verified" and (RESULTS / f"{CHECK_GRID}.json").exists():
             grid = results(CHECK_GRID, "mismatch-study")
             rows += [_verified_line(grid, line["row"]) for line in grid["table"] if _whole_runs(grid, line["row"])]
-    for record in (CHECK_BUDGETS, DRAFTS, MIDDLE_DRAFTS, MIDDLE_DRAFTS_MORE, LARGE_DRAFTS):
+    for record in (CHECK_BUDGETS, DRAFTS, *itertools.chain(*DRAFT_BUDGETS.values())):
         if (RESULTS / f"{record}.json").exists():
             found = results(record, "mismatch-study")
             rows += [_verified_line(found, line["row"]) for line in found["table"] if _whole_runs(found, line["row"])]
