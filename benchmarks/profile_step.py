@@ -34,16 +34,18 @@ from sparroll import records
 from sparroll.schedule import Schedule
 
 OURS = {
-    "triton_score": "scores",
-    "choice.triton_top_k": "choice",
-    "triton_score_codes": "scores",
-    "triton_attend": "gather",
-    "triton_remainder": "remainder",
-    "triton_groups": "index update",
-    "triton_index": "index update",
-    "triton_budgets": "budgets",
+    "attention.decode.triton_score": "scores",
+    "attention.decode.choice.triton_top_k": "choice",
+    "attention.decode.triton_score_codes": "scores",
+    "attention.decode.triton_attend": "gather",
+    "attention.decode.triton_remainder": "remainder",
+    "attention.decode.triton_groups": "index update",
+    "attention.decode.triton_index": "index update",
+    "attention.decode.triton_budgets": "budgets",
+    "engines.vllm.windows.triton_draws": "draws",
+    "engines.vllm.windows.triton_masses": "the rule",
 }
-"""Our modules, and what their kernels do."""
+"""Our modules below `sparroll`, and what their kernels do."""
 GROUPS = {
     "cache write": ("reshape_and_cache",),
     "attention, FA3": ("flash", "prepare_varlen"),
@@ -77,12 +79,20 @@ OUR_GROUPS = tuple(dict.fromkeys(OURS.values()))
 ORDER = (*GROUPS, *OUR_GROUPS, "other")
 
 
+Kernel = tuple[str, float, float]
+"""Name, and when it began and ended, in microseconds."""
+
+
+def began(kernel: Kernel) -> tuple[float, float]:
+    return kernel[1:]
+
+
 @cache
 def our_kernels() -> dict[str, str]:
     """Name of each Triton kernel of ours -> its group."""
     found = {}
     for module_name, group in OURS.items():
-        module = importlib.import_module(f"sparroll.attention.decode.{module_name}")
+        module = importlib.import_module(f"sparroll.{module_name}")
         for held in vars(module).values():
             written = getattr(held, "fn", None)
             if getattr(written, "__module__", None) == module.__name__:
@@ -98,19 +108,18 @@ def group_of(kernel: str) -> str:
     return next((group for group, parts in GROUPS.items() if any(part in name for part in parts)), "other")
 
 
-def exclusive(kernels: list[tuple[str, float, float]]) -> dict[str, tuple[float, int]]:
-    """(name, start, end) of every kernel -> name: (time in which no kernel before it was running, calls)."""
+def exclusive(kernels: list[Kernel], reached: float = 0.0) -> dict[str, tuple[float, int]]:
+    """Name: (microseconds in which no kernel before it was running, calls). What ran until `reached` is not among them."""
     found: dict[str, tuple[float, int]] = defaultdict(lambda: (0.0, 0))
-    reached = 0.0
-    for name, start, end in sorted(kernels, key=lambda kernel: kernel[1:]):
+    for name, start, end in sorted(kernels, key=began):
         taken, calls = found[name]
         found[name] = (taken + max(0.0, end - max(start, reached)), calls + 1)
         reached = max(reached, end)
     return dict(found)
 
 
-def profiled(run: Any, steps: int) -> dict[str, tuple[float, int]]:
-    """Kernel: (microseconds, calls) over so many steps."""
+def profiled(run: Any, steps: int) -> list[Kernel]:
+    """The kernels of so many steps."""
     import torch
     from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
@@ -124,13 +133,11 @@ def profiled(run: Any, steps: int) -> dict[str, tuple[float, int]]:
         if gpu:
             torch.cuda.synchronize()
     device = DeviceType.CUDA if gpu else DeviceType.CPU
-    return exclusive(
-        [
-            (event.name, event.time_range.start, event.time_range.end)
-            for event in seen.events()
-            if event.device_type == device and not getattr(event, "is_user_annotation", False)
-        ]
-    )
+    return [
+        (event.name, event.time_range.start, event.time_range.end)
+        for event in seen.events()
+        if event.device_type == device and not getattr(event, "is_user_annotation", False)
+    ]
 
 
 def measure(options: argparse.Namespace, attention: str | None, contexts: list[int] | None) -> dict[str, Any]:
@@ -145,7 +152,7 @@ def measure(options: argparse.Namespace, attention: str | None, contexts: list[i
         "window": window,
         "wall_seconds": wall,
         "engine": about,
-        **summed(kernels, vllm_engines.median(wall), options),
+        **summed(kernels, vllm_engines.median(wall), options.profile_steps),
     }
 
 
@@ -158,7 +165,7 @@ def look(
         wall = [run(options.steps) / options.steps for _ in range(options.repeats)]
         # The profiler's own start is slow once.
         profiled(run, options.profile_steps)
-        return wall, profiled(run, options.profile_steps)
+        return wall, exclusive(profiled(run, options.profile_steps))
 
 
 def moment(options: argparse.Namespace, dense_capacity_tokens: int) -> dict[str, Any]:
@@ -174,22 +181,57 @@ def moment(options: argparse.Namespace, dense_capacity_tokens: int) -> dict[str,
     return rows[len(rows) // 2 if options.moment is None else options.moment]
 
 
-def summed(kernels: dict[str, tuple[float, int]], wall_seconds: float, options: argparse.Namespace) -> dict[str, Any]:
+def summed(kernels: dict[str, tuple[float, int]], wall_seconds: float, steps: int) -> dict[str, Any]:
     """Milliseconds and calls per step by group, and the kernels themselves, longest first."""
-    groups = dict.fromkeys(ORDER, 0.0)
-    rows = []
-    for name, (microseconds, calls) in kernels.items():
-        ms = microseconds / 1e3 / options.profile_steps
-        groups[group_of(name)] += ms
-        rows.append({"kernel": name[:160], "group": group_of(name), "ms": ms, "calls": calls / options.profile_steps})
+    groups, rows = by_group(kernels, steps)
     busy = sum(groups.values())
-    rows.sort(key=lambda row: -row["ms"])
     return {
         "wall_ms": 1e3 * wall_seconds,
         "kernel_ms": busy,
-        "groups_ms": {group: ms for group, ms in groups.items() if ms} | {"idle, host": 1e3 * wall_seconds - busy},
+        "groups_ms": groups | {"idle, host": 1e3 * wall_seconds - busy},
         "kernels": rows[:60],
     }
+
+
+def by_group(kernels: dict[str, tuple[float, int]], steps: int) -> tuple[dict[str, float], list[dict[str, Any]]]:
+    """Milliseconds of a step by group, and a row for each kernel, longest first."""
+    groups = dict.fromkeys(ORDER, 0.0)
+    rows = []
+    for name, (microseconds, calls) in kernels.items():
+        ms = microseconds / 1e3 / steps
+        groups[group_of(name)] += ms
+        rows.append({"kernel": name[:160], "group": group_of(name), "ms": ms, "calls": calls / steps})
+    rows.sort(key=lambda row: -row["ms"])
+    return {group: ms for group, ms in groups.items() if ms}, rows
+
+
+def summed_windows(of_windows: list[list[Kernel]], drafts: int, wall_seconds: float) -> dict[str, Any]:
+    """The same of windows with so many drafts each, apart for what drafts and what checks. The drafts of a window end with
+    the last of their draws."""
+    parts: dict[str, list[dict[str, tuple[float, int]]]] = {"drafts": [], "check": []}
+    for kernels in of_windows:
+        in_order = sorted(kernels, key=began)
+        draws = [place for place, (name, *_) in enumerate(in_order, 1) if name == "_draw_tokens"]
+        if len(draws) < drafts:
+            raise RuntimeError(f"a window of {drafts} drafts has {len(draws)} draws; the profile cannot be divided")
+        drafted, checked = in_order[: draws[drafts - 1]], in_order[draws[drafts - 1] :]
+        parts["drafts"].append(exclusive(drafted))
+        parts["check"].append(exclusive(checked, max(end for *_, end in drafted)))
+    found: dict[str, Any] = {"wall_ms": 1e3 * wall_seconds, "drafts_per_window": drafts}
+    busy = 0.0
+    for part, each in parts.items():
+        groups, rows = by_group(_added(each), len(of_windows))
+        busy += sum(groups.values())
+        found[part] = {"kernel_ms": sum(groups.values()), "groups_ms": groups, "kernels": rows[:40]}
+    return found | {"idle_ms": 1e3 * wall_seconds - busy}
+
+
+def _added(found: list[dict[str, tuple[float, int]]]) -> dict[str, tuple[float, int]]:
+    total: dict[str, tuple[float, int]] = defaultdict(lambda: (0.0, 0))
+    for kernels in found:
+        for name, (microseconds, calls) in kernels.items():
+            total[name] = (total[name][0] + microseconds, total[name][1] + calls)
+    return dict(total)
 
 
 def floors_ms(contexts: list[int], schedule: Schedule, layers: int, bandwidth: float) -> dict[str, dict[str, float]]:
@@ -257,7 +299,7 @@ def table(found: dict[str, Any]) -> None:
 
 def main() -> None:
     options = arguments()
-    began = time.perf_counter()
+    started = time.perf_counter()
     schedule, layers = Schedule.load(options.schedule), step_bytes.layers_of(options.model)
 
     def ask(attention: str | None, contexts: list[int] | None) -> dict[str, Any]:
@@ -291,7 +333,7 @@ def main() -> None:
     if options.out_folder:
         path = options.out_folder / f"profile-{options.model}-{name}-{vllm_engines.device_name()}.json"
         config = {"steps": options.steps, "repeats": options.repeats, "profile_steps": options.profile_steps}
-        records.write(path, "profile-step", found, config=config, wall_seconds=time.perf_counter() - began)
+        records.write(path, "profile-step", found, config=config, wall_seconds=time.perf_counter() - started)
 
 
 def arguments(words: list[str] | None = None) -> argparse.Namespace:

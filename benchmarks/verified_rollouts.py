@@ -13,7 +13,8 @@ run comes last in the record (`moments` says how many they are), interpolated be
 All three engines get the same settings, one after the other; stock dense and unverified sparse ones run as users get them
 (V2 runner, asynchronous scheduling), the verified one as it must (V1 runner). A decode step of the first two is timed as in
 decode_step.py. The verified engine is timed over whole windows: its drafts, their check and the host's work between them;
-its tokens are those that stand.
+its tokens are those that stand. With --profile the record also says where the time of its windows goes, by groups of
+kernels as in profile_step.py, apart for drafts and check (a GPU only).
 
 With random weights the dense policy would take back nearly every draft. So the verdicts are forced: a draft is kept with
 the probability --kept-shares, whatever the two policies say, after the rule was computed as always. The record says so
@@ -32,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import fine_schedule
+import profile_step
 import request_sets
 import vllm_engines
 from forced_verdicts import verdicts_forced
@@ -42,7 +44,7 @@ from sparroll.attention.selectors import PageMean
 from sparroll.schedule import Schedule, Step
 
 V2_VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
-WARM_WINDOWS = 2
+WARM_WINDOWS = PROFILED_WINDOWS = 2
 SHOWN = [
     "set",
     "engine",
@@ -150,11 +152,16 @@ def window_seconds(engine: Engine, contexts: list[int], window: int, options: ar
     """Exactly these requests, window after window."""
     scheduler, vllm = engine._scheduler, engine.llm.llm_engine
     runner = vllm.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
-    count = WARM_WINDOWS + options.timed_windows * options.repeats
-    most = (count + 2) * window
+    most = (_windows_of_a_moment(options) + 2) * window
     engine.check_fits(contexts, most)
     scheduler.window_tokens = window
     names = [engine._add(number, context, most) for number, context in enumerate(contexts)]
+    profiles = []
+
+    def windows(number: int) -> None:
+        for _ in range(number):
+            vllm.step()
+
     try:
         for _ in range(STEPS_TO_START):
             vllm.step()
@@ -162,31 +169,39 @@ def window_seconds(engine: Engine, contexts: list[int], window: int, options: ar
                 break
         else:
             raise RuntimeError(f"{len(scheduler.running)} of {len(names)} requests started")
-        for _ in range(WARM_WINDOWS):
-            vllm.step()
+        windows(WARM_WINDOWS)
         runner.window_counters = type(runner.window_counters)()
         seconds, tokens = [], []
         for _ in range(options.repeats):
             before, began = sum(each.num_tokens for each in scheduler.running), time.perf_counter()
-            for _ in range(options.timed_windows):
-                vllm.step()
+            windows(options.timed_windows)
             seconds.append(time.perf_counter() - began)
             tokens.append(sum(each.num_tokens for each in scheduler.running) - before)
         counted = runner.window_counters
+        if options.profile:
+            # The profiler's own start is slow once.
+            profiles = [profile_step.profiled(windows, 1) for _ in range(1 + PROFILED_WINDOWS)][1:]
     finally:
         vllm.abort_request(names)
-        for _ in range(3):
-            vllm.step()
+        windows(3)
     per_second = [made / took for made, took in zip(tokens, seconds, strict=True)]
-    return {
+    per_window = vllm_engines.median(seconds) / options.timed_windows
+    found = {
         "seconds": seconds,
         "tokens": tokens,
         "tokens_per_second": vllm_engines.median(per_second),
-        "seconds_per_window": vllm_engines.median(seconds) / options.timed_windows,
+        "seconds_per_window": per_window,
         "check_share": counted.check_seconds / sum(seconds),
         "cut_share": counted.checks.cut_share,
         "drafted_per_kept": counted.checks.drafted_per_kept,
     }
+    if profiles:
+        found["profile"] = profile_step.summed_windows(profiles, window - 1, per_window)
+    return found
+
+
+def _windows_of_a_moment(options: argparse.Namespace) -> int:
+    return WARM_WINDOWS + options.timed_windows * options.repeats + (1 + PROFILED_WINDOWS) * options.profile
 
 
 def about_moment(moment: Moment) -> Cell:
@@ -205,7 +220,7 @@ def moments(options: argparse.Namespace) -> list[Moment]:
     if "steady" in options.sets:
         slack = 32 + max(
             options.steps * options.repeats,
-            (WARM_WINDOWS + 2 + options.timed_windows * options.repeats) * max(options.windows),
+            (_windows_of_a_moment(options) + 2) * max(options.windows),
         )
         held = options.capacity_tokens, options.max_seqs
         found["steady"] = request_sets.steady_windows(max(2, options.moments // 2), *held, slack, options.shrink)
@@ -325,9 +340,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--without-unverified", action="store_true", help="leave the same schedules without a check out"
     )
+    parser.add_argument("--profile", action="store_true", help="of the verified engine's windows, by groups of kernels")
     parser.add_argument("--folder", default="/tmp/sparroll-bench", help="where configs and schedules go")
     parser.add_argument("--shrink", type=float, default=1.0, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.profile and not vllm_engines.on_gpu():
+        parser.error("--profile needs a GPU: a profile is divided by its kernels")
     if not options.schedules:
         options.schedules = [vllm_engines.schedule_of(options.model, None, Path(options.folder))]
     return options

@@ -184,6 +184,26 @@ def test_overlapping_kernels_count_once(profile_step: ModuleType) -> None:
     assert found == {"a": (11.0, 2), "b": (2.0, 1), "c": (0.0, 1)}
 
 
+def test_a_profile_of_windows_is_divided_behind_the_last_draft(profile_step: ModuleType) -> None:
+    pytest.importorskip("triton")
+    window = [
+        ("_choose", 0.0, 1000.0),
+        ("_draw_tokens", 1000.0, 1500.0),
+        ("_choose", 2000.0, 3000.0),
+        ("_draw_tokens", 3000.0, 3500.0),
+        ("flash_fwd", 3400.0, 5500.0),
+        # A window without a draft is drawn from the dense distribution.
+        ("_draw_tokens", 5500.0, 6000.0),
+    ]
+    found = profile_step.summed_windows([window[::-1], window], 2, 0.010)
+    assert found["drafts"]["groups_ms"] == {"choice": 2.0, "draws": 1.0}
+    assert found["check"]["groups_ms"] == {"attention, FA3": 2.0, "draws": 0.5}
+    assert found["check"]["kernels"][0] == {"kernel": "flash_fwd", "group": "attention, FA3", "ms": 2.0, "calls": 1.0}
+    assert found["drafts_per_window"] == 2 and found["idle_ms"] == pytest.approx(10.0 - 5.5)
+    with pytest.raises(RuntimeError, match="a window of 4 drafts has 3 draws"):
+        profile_step.summed_windows([window], 4, 0.010)
+
+
 @pytest.mark.parametrize(
     ("kernel", "group"),
     [
@@ -198,6 +218,8 @@ def test_overlapping_kernels_count_once(profile_step: ModuleType) -> None:
         ("_mean_query", "scores"),
         ("_score_codes", "scores"),
         ("triton_red_fused__to_copy_add_mean", "norms, rope, activation"),
+        ("_measure_tiles", "draws"),
+        ("_masses", "the rule"),
         ("something_new", "other"),
     ],
 )
@@ -265,6 +287,7 @@ def test_verified_rollouts_measures_one_batch_or_moments_of_the_sets(
         "steps": 8,
         "repeats": 3,
         "timed_windows": 2,
+        "profile": False,
         "shrink": 1.0,
     }
     found = verified.moments(argparse.Namespace(sets=["drained", "steady"], windows=[16, 64], **asked))
