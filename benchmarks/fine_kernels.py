@@ -42,6 +42,8 @@ from sparroll.attention.selectors import PageMean, QuantizedMean
 
 UNITS = ("4x4", "2x2", "1x1", "page_mean", "4x4+64", "2x2+64")
 """Tokens x bits; page_mean has units of 16 tokens. With "+64", a remainder by groups of 64 tokens, values in fp8."""
+OTHER_UNITS = ("4x2", "2x1")
+"""Known, too, and timed where they are asked for."""
 TESTS = (
     "test_index_types.py",
     "test_triton_kernels.py",
@@ -262,7 +264,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--out", help="JSON record; not needed with --dry")
     parser.add_argument("--requests", type=int, default=32)
     add_shape(parser)
-    parser.add_argument("--units", nargs="+", choices=UNITS, default=list(UNITS))
+    parser.add_argument("--units", nargs="+", choices=(*UNITS, *OTHER_UNITS), default=list(UNITS))
     parser.add_argument("--budgets", type=int, nargs="+", default=[512, 1024, 4096])
     parser.add_argument("--sweep", action="store_true", help="also time other layouts of each kernel (minutes)")
     parser.add_argument(

@@ -17,6 +17,8 @@ PUBLISHED_DENSE = (0, 1)
 UNITS = BITS = (1, 2, 4, 8)
 SAME_BYTES = tuple((unit, unit) for unit in UNITS)
 """Units of g tokens with g bits a channel: their index has the bytes of page means of 16 tokens."""
+HALF_THE_BYTES = ((4, 2), (2, 1))
+"""Units of as many tokens, whose index has about half the bytes."""
 EVEN = "even"
 HALVES = {"early": (1.5, 0.5), "late": (0.5, 1.5)}
 """Budgets of the first and the second half of the sparse layers, as shares of the cell's budget. Together the same is
@@ -131,11 +133,14 @@ def grid(longest_tokens: int, remainder: bool = False) -> list[Cell]:
     layers = [*layered((0,)), *layered(())]
     two_wide, wide = layered((), "first-two-4"), layered((0,), "first-4")
     very_wide, less_wide = layered((), "first-8-4"), layered((0,), "first-2")
+    fewer_bits = [Rule("quantized_mean", *each, (), "first-two-4") for each in HALF_THE_BYTES]
     shapes = [dataclasses.replace(rule, shape=shape) for rule in (PUBLISHED, four) for shape in HALVES]
     rules = [(rule, BUDGETS) for rule in (PUBLISHED, four, two, *two_wide[:2], *wide[:2], *very_wide[:1])]
     if remainder:
         rules += [(summed(rule), BUDGETS) for rule in (four, two)]
-    rules += [(rule, FEW_BUDGETS) for rule in (*layers, *two_wide[2:], *wide[2:], *less_wide, *very_wide[1:])]
+    rules += [
+        (rule, FEW_BUDGETS) for rule in (*layers, *two_wide[2:], *fewer_bits, *wide[2:], *less_wide, *very_wide[1:])
+    ]
     if remainder:
         rules += [(summed(rule), FEW_BUDGETS) for rule in layers]
     rules += [(rule, FEW_BUDGETS) for rule in shapes]
