@@ -130,7 +130,7 @@ def profile_misses(options: argparse.Namespace, engine: Engine, found: Measured,
             window = found.windows()[request_set][places[len(places) // 2]]
             wall, kernels = profile_step.look(engine, window["contexts"], options)
             floors = profile_step.floors_ms(window["contexts"], schedule, layers, found.get("bandwidth"))
-            seen = profile_step.summed(kernels, vllm_engines.median(wall), options)
+            seen = profile_step.summed(kernels, vllm_engines.median(wall), options.profile_steps)
             seen["kernels"] = seen["kernels"][:20]
             about = {"step": window["step"], "batch": len(window["contexts"]), "floors_ms": floors["sparse"]}
             found.put(about | seen, "profile", request_set)
