@@ -138,7 +138,7 @@ def checked_larger_units_h200() -> Figures:
 
 
 def checked_384_h200() -> Figures:
-    """The same with 384 tokens, a day later."""
+    """The same with 384 tokens, in a later call."""
     return _forced_runs(UNITS_OF_384)
 
 
