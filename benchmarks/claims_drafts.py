@@ -16,17 +16,18 @@ from render_study import (
     DRAFT_BUDGETS,
     DRAFT_UNITS,
     DRAFTS,
+    MORE_DENSE,
     STUDY_CHECKS,
     TINY_CHECKS,
     UNIT_CHECKS,
     VERIFIED,
+    gained,
 )
 
 
 def _changes(found: dict[str, Any], row: str) -> list[float]:
     """Change of dense accuracy of each of the row's runs that ended."""
-    ended = [run["dense_accuracy"] for run in found["runs"] if run["row"] == row and run["state"] == "finished"]
-    return [points[-1][1] - points[0][1] for points in ended]
+    return [gained(run) for run in found["runs"] if run["row"] == row and run["state"] == "finished"]
 
 
 def verified() -> Figures:
@@ -105,23 +106,23 @@ def draft_units() -> Figures:
 
 def draft_budgets() -> Figures:
     """The same drafts with larger budgets beside dense rollouts, by six seeds each."""
-    last = results(DRAFT_BUDGETS[512][-1], KIND)
-    dense = {run["seed"]: run for run in (*runs_of(60, "dense"), *last["runs"]) if run["row"] == "dense"}
-    made: Figures = {"dense": gain(statistics.mean(map(_gained, dense.values())))}
+    more = results(MORE_DENSE, KIND)["runs"]
+    dense = {run["seed"]: run for run in (*runs_of(60, "dense"), *more) if run["row"] == "dense"}
+    made: Figures = {"dense": gain(statistics.mean(map(gained, dense.values())))}
     for budget, names in DRAFT_BUDGETS.items():
         row = f"quantized-4x4-{budget}-wide-verified"
         runs = {run["seed"]: run for name in names for run in results(name, KIND)["runs"] if run["row"] == row}
         assert len(runs) == 6 and runs.keys() == dense.keys(), f"six seeds of {row} and of dense rollouts"
-        gained = [_gained(run) for run in runs.values()]
+        changes_of_row = [gained(run) for run in runs.values()]
         behind = [_last_accuracy(dense[seed]) - _last_accuracy(run) for seed, run in runs.items()]
 
         def mean(name: str, runs: Mapping[int, dict[str, Any]] = runs) -> float:
             return statistics.mean(value for run in runs.values() for value in run["series"][name])
 
         made |= {
-            f"gained_{budget}": gain(statistics.mean(gained)),
-            f"low_{budget}": gain(min(gained)),
-            f"high_{budget}": gain(max(gained)),
+            f"gained_{budget}": gain(statistics.mean(changes_of_row)),
+            f"low_{budget}": gain(min(changes_of_row)),
+            f"high_{budget}": gain(max(changes_of_row)),
             f"behind_{budget}": bare(up(statistics.mean(behind), 3)),
             f"ahead_{budget}": bare(down(-statistics.mean(behind), 3)),
             f"error_{budget}": bare(up(statistics.stdev(behind) / math.sqrt(len(behind)), 3)),
@@ -129,11 +130,6 @@ def draft_budgets() -> Figures:
             f"read_{budget}": up(100 * mean("rollout/kv_read_share")),
         }
     return made
-
-
-def _gained(run: dict[str, Any]) -> float:
-    assert run["state"] == "finished", "a whole run"
-    return run["dense_accuracy"][-1][1] - run["dense_accuracy"][0][1]
 
 
 def _last_accuracy(run: dict[str, Any]) -> float:

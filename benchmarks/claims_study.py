@@ -15,6 +15,7 @@ from render_study import (
     PAIRS,
     SMALL_UNITS,
     STUDIES,
+    gained,
     row_worst_bin,
 )
 
@@ -46,8 +47,7 @@ def row_of(steps: int, row: str) -> dict[str, Any]:
 
 def changes(steps: int, row: str) -> list[float]:
     """Change of dense accuracy of each seed that went to its end."""
-    ends = [run["dense_accuracy"] for run in runs_of(steps, row) if run["state"] == "finished" and not run["stopped"]]
-    return [points[-1][1] - points[0][1] for points in ends]
+    return [gained(run) for run in runs_of(steps, row) if run["state"] == "finished" and not run["stopped"]]
 
 
 def series(steps: int, row: str, name: str) -> list[list[float]]:

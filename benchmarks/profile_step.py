@@ -83,10 +83,6 @@ Kernel = tuple[str, float, float]
 """Name, and when it began and ended, in microseconds."""
 
 
-def began(kernel: Kernel) -> tuple[float, float]:
-    return kernel[1:]
-
-
 @cache
 def our_kernels() -> dict[str, str]:
     """Name of each Triton kernel of ours -> its group."""
@@ -108,13 +104,21 @@ def group_of(kernel: str) -> str:
     return next((group for group, parts in GROUPS.items() if any(part in name for part in parts)), "other")
 
 
-def exclusive(kernels: list[Kernel], reached: float = 0.0) -> dict[str, tuple[float, int]]:
-    """Name: (microseconds in which no kernel before it was running, calls). What ran until `reached` is not among them."""
-    found: dict[str, tuple[float, int]] = defaultdict(lambda: (0.0, 0))
-    for name, start, end in sorted(kernels, key=began):
-        taken, calls = found[name]
-        found[name] = (taken + max(0.0, end - max(start, reached)), calls + 1)
+def own_times(kernels: list[Kernel]) -> list[tuple[str, float]]:
+    """In the order in which they began: name, and microseconds in which no kernel before it was running."""
+    found, reached = [], 0.0
+    for name, start, end in sorted(kernels, key=lambda kernel: kernel[1:]):
+        found.append((name, max(0.0, end - max(start, reached))))
         reached = max(reached, end)
+    return found
+
+
+def totals(own: list[tuple[str, float]]) -> dict[str, tuple[float, int]]:
+    """Name: (microseconds, calls)."""
+    found: dict[str, tuple[float, int]] = defaultdict(lambda: (0.0, 0))
+    for name, microseconds in own:
+        taken, calls = found[name]
+        found[name] = (taken + microseconds, calls + 1)
     return dict(found)
 
 
@@ -165,7 +169,7 @@ def look(
         wall = [run(options.steps) / options.steps for _ in range(options.repeats)]
         # The profiler's own start is slow once.
         profiled(run, options.profile_steps)
-        return wall, exclusive(profiled(run, options.profile_steps))
+        return wall, totals(own_times(profiled(run, options.profile_steps)))
 
 
 def moment(options: argparse.Namespace, dense_capacity_tokens: int) -> dict[str, Any]:
@@ -208,30 +212,21 @@ def by_group(kernels: dict[str, tuple[float, int]], steps: int) -> tuple[dict[st
 def summed_windows(of_windows: list[list[Kernel]], drafts: int, wall_seconds: float) -> dict[str, Any]:
     """The same of windows with so many drafts each, apart for what drafts and what checks. The drafts of a window end with
     the last of their draws."""
-    parts: dict[str, list[dict[str, tuple[float, int]]]] = {"drafts": [], "check": []}
+    parts: dict[str, list[tuple[str, float]]] = {"drafts": [], "check": []}
     for kernels in of_windows:
-        in_order = sorted(kernels, key=began)
-        draws = [place for place, (name, *_) in enumerate(in_order, 1) if name == "_draw_tokens"]
+        own = own_times(kernels)
+        draws = [place for place, (name, _) in enumerate(own, 1) if name == "_draw_tokens"]
         if len(draws) < drafts:
             raise RuntimeError(f"a window of {drafts} drafts has {len(draws)} draws; the profile cannot be divided")
-        drafted, checked = in_order[: draws[drafts - 1]], in_order[draws[drafts - 1] :]
-        parts["drafts"].append(exclusive(drafted))
-        parts["check"].append(exclusive(checked, max(end for *_, end in drafted)))
+        parts["drafts"] += own[: draws[drafts - 1]]
+        parts["check"] += own[draws[drafts - 1] :]
     found: dict[str, Any] = {"wall_ms": 1e3 * wall_seconds, "drafts_per_window": drafts}
     busy = 0.0
-    for part, each in parts.items():
-        groups, rows = by_group(_added(each), len(of_windows))
+    for part, own in parts.items():
+        groups, rows = by_group(totals(own), len(of_windows))
         busy += sum(groups.values())
         found[part] = {"kernel_ms": sum(groups.values()), "groups_ms": groups, "kernels": rows[:40]}
     return found | {"idle_ms": 1e3 * wall_seconds - busy}
-
-
-def _added(found: list[dict[str, tuple[float, int]]]) -> dict[str, tuple[float, int]]:
-    total: dict[str, tuple[float, int]] = defaultdict(lambda: (0.0, 0))
-    for kernels in found:
-        for name, (microseconds, calls) in kernels.items():
-            total[name] = (total[name][0] + microseconds, total[name][1] + calls)
-    return dict(total)
 
 
 def floors_ms(contexts: list[int], schedule: Schedule, layers: int, bandwidth: float) -> dict[str, dict[str, float]]:

@@ -19,10 +19,11 @@ from sparroll.rounding import rounded_down, rounded_up, with_interval
 sys.path.append(str(Path(__file__).resolve().parents[1] / "recipes" / "code-lm"))
 
 from cell_files import LEAST_SEQUENCES
-from cells import FEW_BUDGETS, Rule
+from cells import FEW_BUDGETS, HALF_THE_BYTES, Rule
 
 KIND = "code_lm_cells"
 HEAD_DIM, ELEMENT_BYTES = 128, 2
+"""Of a cache of K and V, for the share that an index has of it."""
 MODELS = {
     "code-lm-seed-0-h100": "code, 88M, seed 0",
     "code-lm-seed-1-h100": "code, 88M, seed 1",
@@ -59,13 +60,11 @@ RULES = {
     "quantized_mean-1x2": "1 token, 2 bits",
 }
 """The first ones have an index of the same bytes; the last one has twice as many."""
-HALF_THE_BYTES = {
+LOW_BITS = {
     "code-lm-study-low-bits-cpu": "study, 30.8M",
     "code-lm-tiny-reasoner-low-bits-cpu": "tiny-reasoner",
 }
 """Records of units whose index has about half the bytes, beside the usual ones, with wide first layers."""
-OF_THE_FIRST = ("4x4", "2x2", "4x2", "2x1")
-"""Tokens x bits of their units; the last two have half the bytes."""
 REMAINDERS = {"16": "-remainder-16-fp8", "64": "-remainder-64-fp8"}
 """Tokens of a group, and how a rule's name ends."""
 BUDGETS = (128, 256, 512)
@@ -136,14 +135,14 @@ def _sequences(found: dict[str, Any], from_context_tokens: int) -> int:
 def half_the_bytes() -> str:
     """Tail and KL in the longest contexts by units and budget; four times as much is read in the first two layers."""
     rows = []
-    for name, model in HALF_THE_BYTES.items():
+    for name, model in LOW_BITS.items():
         cells = {cell["name"]: cell["bins"][-1] for cell in results(name, KIND)["cells"]}
-        for units in OF_THE_FIRST:
-            rule = Rule("quantized_mean", *map(int, units.split("x")), (), "first-two-4")
+        for tokens, bits in ((4, 4), (2, 2), *HALF_THE_BYTES):
+            rule = Rule("quantized_mean", tokens, bits, (), "first-two-4")
             of_index = rule.selector().index_bytes_per_token(HEAD_DIM)
             share = f"1/{math.floor(2 * ELEMENT_BYTES * HEAD_DIM / of_index)}"
             told = [_told(cells[f"{rule.name}-{budget}"]) for budget in FEW_BUDGETS]
-            rows.append([model, units.replace("x", " x "), share, *told])
+            rows.append([model, f"{tokens} x {bits}", share, *told])
     return table(["model", "units", "index / K and V", *(f"{budget:,} tokens" for budget in FEW_BUDGETS)], rows)
 
 

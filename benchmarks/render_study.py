@@ -52,8 +52,9 @@ DRAFT_BUDGETS = {
     384: ("mismatch-study-draft-4x4-384-60-steps-h200",),
     512: ("mismatch-study-draft-4x4-512-60-steps-h200", "mismatch-study-draft-4x4-512-more-seeds-60-steps-h200"),
 }
-"""The same with larger budgets, six seeds each. The last record has three more seeds of dense rollouts, too; those of the
-second one were cut by the clock after 53 steps."""
+"""The same with larger budgets, six seeds each."""
+MORE_DENSE = DRAFT_BUDGETS[512][-1]
+"""This record has three more seeds of dense rollouts, too. Those of the later record of 256 tokens were cut by the clock."""
 DRAFT_UNITS = "mismatch-study-draft-units-60-steps-h200"
 """An earlier call of that row, and units of 8 tokens, all cut by the clock before their last evaluation."""
 SMALL_UNITS = "mismatch-study-units-60-steps-h100"
@@ -177,10 +178,16 @@ def study_verified_rollouts() -> str:
     return table([*head, "windows cut", "drafted per kept", "most nats off"], rows)
 
 
+def gained(run: dict[str, Any]) -> float:
+    """Change of dense accuracy from before the first step to behind the last one of a whole run."""
+    assert run["state"] == "finished", "a whole run"
+    return float(run["dense_accuracy"][-1][1] - run["dense_accuracy"][0][1])
+
+
 def _verified_line(found: dict[str, Any], name: str) -> list[str]:
     row = next(line for line in found["table"] if line["row"] == name)
     runs = _whole_runs(found, name)
-    changes = [run["dense_accuracy"][-1][1] - run["dense_accuracy"][0][1] for run in runs]
+    changes = [gained(run) for run in runs]
     change = f"{gain(statistics.mean(changes))} ({gain(min(changes))} to {gain(max(changes))})"
     checks = ["", "", ""]
     if "check/cut_share" in runs[0]["series"]:

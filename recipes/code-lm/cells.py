@@ -18,7 +18,7 @@ UNITS = BITS = (1, 2, 4, 8)
 SAME_BYTES = tuple((unit, unit) for unit in UNITS)
 """Units of g tokens with g bits a channel: their index has the bytes of page means of 16 tokens."""
 HALF_THE_BYTES = ((4, 2), (2, 1))
-"""Units of as many tokens, whose index has about half the bytes."""
+"""Units of 4 and of 2 tokens with fewer bits, whose index has about half the bytes."""
 EVEN = "even"
 HALVES = {"early": (1.5, 0.5), "late": (0.5, 1.5)}
 """Budgets of the first and the second half of the sparse layers, as shares of the cell's budget. Together the same is

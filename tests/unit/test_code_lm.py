@@ -485,7 +485,7 @@ def test_tables_show_an_interval_only_of_eight_sequences_or_more() -> None:
 def test_published_records_are_read_by_all_that_read_records() -> None:
     paths = sorted(render_cells.record_tables.RESULTS.glob("code-lm-study-*.json"))
     found = {path.stem: measure_cells.records.read(path, "code_lm_cells")["results"] for path in paths}
-    with_fine = [path for path in paths if path.stem not in render_cells.HALF_THE_BYTES]
+    with_fine = [path for path in paths if path.stem not in render_cells.LOW_BITS]
     assert scale_presets.from_records(with_fine, FINE.name)[2].at(16_384, 1024) > 1
     wide = Rule("quantized_mean", 2, 1, (), "first-two-4").name
     with_wide = [path for path in paths if path not in with_fine]

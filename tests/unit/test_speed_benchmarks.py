@@ -180,8 +180,9 @@ def test_a_grid_runs_with_the_learning_rate_that_it_is_given(benchmark_modules: 
 
 
 def test_overlapping_kernels_count_once(profile_step: ModuleType) -> None:
-    found = profile_step.exclusive([("b", 5.0, 12.0), ("a", 0.0, 10.0), ("a", 20.0, 21.0), ("c", 6.0, 8.0)])
-    assert found == {"a": (11.0, 2), "b": (2.0, 1), "c": (0.0, 1)}
+    own = profile_step.own_times([("b", 5.0, 12.0), ("a", 0.0, 10.0), ("a", 20.0, 21.0), ("c", 6.0, 8.0)])
+    assert own == [("a", 10.0), ("b", 2.0), ("c", 0.0), ("a", 1.0)]
+    assert profile_step.totals(own) == {"a": (11.0, 2), "b": (2.0, 1), "c": (0.0, 1)}
 
 
 def test_a_profile_of_windows_is_divided_behind_the_last_draft(profile_step: ModuleType) -> None:

@@ -178,6 +178,7 @@ def _measured(
     whole = {name for name, schedule in asked.items() if min(schedule.steps[0].budgets) >= longest}
     found = measured_all(study, {name: asked[name] for name in asked if name not in whole}, stages, store)
     for name in whole:
+        stages.next(f"{asked[name].name}, which reads everything")
         nothing = asked[name].check and CheckFigures.of_dense(ceiling.tail())
         dense = partial(replace, ceiling, schedule=asked[name], mode="dense", wall_seconds=0.0, checked=nothing)
         found[name] = store.measured(name, dense)
