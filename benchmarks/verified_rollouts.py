@@ -14,7 +14,7 @@ All three engines get the same settings, one after the other; stock dense and un
 (V2 runner, asynchronous scheduling), the verified one as it must (V1 runner). A decode step of the first two is timed as in
 decode_step.py. The verified engine is timed over whole windows: its drafts, their check and the host's work between them;
 its tokens are those that stand. With --profile the record also says where the time of its windows goes, by groups of
-kernels as in profile_step.py, apart for drafts and check (a GPU only).
+kernels as in profile_step.py, apart for drafts and check (a GPU only), once for each moment: with the first kept share.
 
 With random weights the dense policy would take back nearly every draft. So the verdicts are forced: a draft is kept with
 the probability --kept-shares, whatever the two policies say, after the rule was computed as always. The record says so
@@ -129,9 +129,10 @@ def window_cells(options: argparse.Namespace, schedule: Schedule) -> tuple[list[
                 # So that a window shorter than the longest has a token behind its drafts, too.
                 shorter = schedule.checked(window, options.floor)
                 engine.llm.collective_rpc("sparroll_set_schedule", args=(shorter.table(), shorter.name, True))
-                for share in options.kept_shares:
+                for number, share in enumerate(options.kept_shares):
+                    profiled = options.profile and not number
                     with verdicts_forced(share):
-                        timed = window_seconds(engine, moment["contexts"], window, options)
+                        timed = window_seconds(engine, moment["contexts"], window, options, profiled)
                     cells.append(
                         {
                             "engine": "verified",
@@ -148,7 +149,9 @@ def window_cells(options: argparse.Namespace, schedule: Schedule) -> tuple[list[
     return cells, about
 
 
-def window_seconds(engine: Engine, contexts: list[int], window: int, options: argparse.Namespace) -> dict[str, Any]:
+def window_seconds(
+    engine: Engine, contexts: list[int], window: int, options: argparse.Namespace, profiled: bool
+) -> dict[str, Any]:
     """Exactly these requests, window after window."""
     scheduler, vllm = engine._scheduler, engine.llm.llm_engine
     runner = vllm.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
@@ -178,7 +181,7 @@ def window_seconds(engine: Engine, contexts: list[int], window: int, options: ar
             seconds.append(time.perf_counter() - began)
             tokens.append(sum(each.num_tokens for each in scheduler.running) - before)
         counted = runner.window_counters
-        if options.profile:
+        if profiled:
             # The profiler's own start is slow once.
             profiles = [profile_step.profiled(windows, 1) for _ in range(1 + PROFILED_WINDOWS)][1:]
     finally:
