@@ -24,6 +24,7 @@ the probability --kept-shares, whatever the two policies say, after the rule was
 from __future__ import annotations
 
 import argparse
+import copy
 import os
 import time
 from collections.abc import Iterator
@@ -180,7 +181,8 @@ def window_seconds(
             windows(options.timed_windows)
             seconds.append(time.perf_counter() - began)
             tokens.append(sum(each.num_tokens for each in scheduler.running) - before)
-        counted = runner.window_counters
+        # The profiled windows are not among those that were timed.
+        counted = copy.deepcopy(runner.window_counters)
         if profiled:
             # The profiler's own start is slow once.
             profiles = [profile_step.profiled(windows, 1) for _ in range(1 + PROFILED_WINDOWS)][1:]
