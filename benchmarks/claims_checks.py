@@ -11,7 +11,7 @@ from check_times import WAITING_LOGIT_BYTES, timed_checks
 from claim_words import Claims, Figures, bare, down, up
 from claims_drafts import draft_budgets, draft_units
 from record_tables import RESULTS, results
-from render_speed import moments_of
+from render_speed import PROFILED_WINDOWS, moments_of, profiled_windows
 
 from sparroll import records
 from sparroll.calibrate.defaults import MOST_BUDGETS, PROMPTS, SAMPLES, SCORED_SHARE, VERIFY_ROUNDS
@@ -25,6 +25,7 @@ from sparroll.plan.model_shape import model_shape
 
 LARGER_UNITS = "verified-rollouts-wide-budgets-qwen3-1.7b-h200"
 UNITS_OF_384 = "verified-rollouts-wide-384-qwen3-1.7b-h200"
+HALF_THE_BITS = "verified-rollouts-wide-512-qwen3-1.7b-h200"
 
 
 def checked_speed() -> Figures:
@@ -142,6 +143,18 @@ def checked_384_h200() -> Figures:
     return _forced_runs(UNITS_OF_384)
 
 
+def checked_half_the_bits_h200() -> Figures:
+    """512 tokens in units of 2 and of 4 bits, in one call."""
+    return _forced_runs(HALF_THE_BITS)
+
+
+def checked_profiled_h200() -> Figures:
+    """512 tokens in units of 2 bits, at the moments that were profiled, and where the time goes there."""
+    profiles = profiled_windows()
+    products = [profile["drafts"]["groups_ms"]["GEMM"] / profile["drafts"]["kernel_ms"] for profile in profiles]
+    return _forced_runs(PROFILED_WINDOWS) | {"products": f"{100 * statistics.mean(products):.0f}"}
+
+
 def _forced_runs(name: str) -> Figures:
     cells = results(name, "verified-rollouts")
     runs = [run for run in cells if "moments" in run and run["engine"] == "verified"]
@@ -150,10 +163,16 @@ def _forced_runs(name: str) -> Figures:
     for share, many in zip(kept, ("_many", ""), strict=True):
         forced = [run for run in runs if run["kept_share_forced"] == share]
         for run in forced:
-            figures[f"{run['set']}_{run['schedule'].split('-')[1]}{many}"] = down(run["of_dense"], 2)
+            figures[f"{run['set']}_{_called(run['schedule'])}{many}"] = down(run["of_dense"], 2)
         cuts = [statistics.mean(cell["cut_share"] for cell in moments_of(run, cells)) for run in forced]
         figures |= {f"cut_least{many}": up(100 * min(cuts), 1), f"cut_most{many}": up(100 * max(cuts), 1)}
     return figures
+
+
+def _called(schedule: str) -> str:
+    """Its tokens, or `half` where its units have half the bits."""
+    _, tokens, units = schedule.split("-")
+    return "half" if units == "4x2" else tokens
 
 
 def _cut_share_at_128() -> float:
@@ -256,8 +275,9 @@ def default_cost() -> Figures:
 
 PAGES: Mapping[str, Claims] = {
     "README.md": {
-        "whole runs of Qwen3-1.7B's shape are {drained_512} to {steady_512} times as fast as dense ones, checks "
-        "included": checked_larger_units_h200,
+        "whole runs of Qwen3-1.7B's shape are {drained_512} to {steady_512} times as fast as dense ones, checks included. "
+        "With half the bits in the index they are {drained_half} to {steady_half} times as "
+        "fast": checked_half_the_bits_h200,
     },
     "docs/results.md": {
         "128 tokens everywhere with a check are {drained} times as fast as dense attention on the drained set and {steady} "
@@ -282,6 +302,17 @@ PAGES: Mapping[str, Claims] = {
         "`wide-384-4x4` (1,536) is {drained_384} times as fast on the drained set and {steady_384} times on the steady one "
         "with {cut_least} to {cut_most} % of the windows cut, and {drained_384_many} and {steady_384_many} times with "
         "{cut_least_many} to {cut_most_many} %": checked_384_h200,
+        "It is {drained_half} times as fast as dense attention on the drained set and {steady_half} times on the steady "
+        "one, where `wide-512-4x4` is {drained_512} and {steady_512} times at the same moments and in the same "
+        "call": checked_half_the_bits_h200,
+        "With {cut_least_many} to {cut_most_many} % of the windows cut, `wide-512-4x2` is {drained_half_many} and "
+        "{steady_half_many} times as fast, and `wide-512-4x4` {drained_512_many} and {steady_512_many} times.": (
+            checked_half_the_bits_h200
+        ),
+        "By six seeds the study's runs gained {gained_half} in dense accuracy on such drafts, which is [no sure difference]"
+        "(study.md#verified-rollouts) from dense rollouts ({dense})": draft_budgets,
+        "there it is {steady_half} times as fast as dense attention": checked_profiled_h200,
+        "and {products} % of their time go into matrix products": checked_profiled_h200,
         "By six seeds each the study's runs gained {gained_512} in dense accuracy with 512 tokens, {gained_384} with 384 "
         "and {gained_256} with 256, where dense rollouts gained {dense}": draft_budgets,
         "decode {larger} instead of {small} times as fast on the steady set without a check, but in the study "
@@ -303,12 +334,15 @@ PAGES: Mapping[str, Claims] = {
         "{calibrated_steady_share} where new ones always follow.": checked_runs,
         "With 512 tokens in such units and no dense layer, whole runs on an H200 are [{steady_512} times as fast]"
         "(results.md#verified-rollouts) as dense ones where new requests always follow and {drained_512} times where "
-        "requests end one by one, checks included": checked_larger_units_h200,
-        "With 384 tokens they are {steady_384} and {drained_384} times as fast": checked_384_h200,
-        "with 256 {steady_256} and {drained_256} times": checked_larger_units_h200,
+        "requests end one by one, checks included": checked_half_the_bits_h200,
+        "With 2 instead of 4 bits in these units they are {steady_half} and {drained_half} times as "
+        "fast": checked_half_the_bits_h200,
         "training in the study [gained {gained_512}](study.md#verified-rollouts) in dense accuracy, like dense rollouts "
         "({dense}).": draft_budgets,
-        "training gained {gained_384} and {gained_256}, probably a little less": draft_budgets,
+        "training gained {gained_half}, which is no sure difference": draft_budgets,
+        "it probably gains a little less: {gained_384} with 384 and {gained_256} with 256": draft_budgets,
+        "which are {steady_384} and {drained_384} times as fast": checked_384_h200,
+        "times as fast, and {steady_256} and {drained_256} times.": checked_larger_units_h200,
         "takes {verified} s with checks and {sparse} s without them, measuring left out": checked_step,
         "keep [{none} of the tokens per second](results.md#verified-rollouts) if nothing is taken back, {few} if {few_cut} "
         "% of the windows are cut (about the study's rate), and {many} if {many_cut} % are": checked_speed,
@@ -320,7 +354,7 @@ PAGES: Mapping[str, Claims] = {
         "s": planned_scoring,
         "The arithmetic of attention is at {attention} % of the data sheet's rate, and that of the layers at {layers} "
         "%.": check_constants,
-        "the bytes come from {own} checks of two records": check_constants,
+        "the bytes come from {own} checks of four records": check_constants,
         "The other {waiting} checks waited": check_constants,
         "with {waiting_bytes} bytes in the place of {bytes} the plan is at most {waiting_error} % off them": (
             check_constants

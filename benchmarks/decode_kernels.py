@@ -177,8 +177,11 @@ class Choice:
             case.context_tokens_R, self.budgets_R, case.selector, self.unit_ids_RHN.shape[2], case.workspace
         )
 
+    def select(self) -> None:
+        self.case.score(budgets_R=self.budgets_R), self.choose()
+
     def layer(self) -> None:
-        self.case.score(budgets_R=self.budgets_R), self.choose(), self.attend()
+        self.select(), self.attend()
 
     def torch_top_k(self) -> None:
         self.case.scores_RHU.topk(self.unit_ids_RHN.shape[2], dim=-1, sorted=False)

@@ -305,6 +305,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "within-budget": render_speed.within_budget,
     "verified-rollouts": render_speed.verified_rollouts,
     "verified-runs": render_speed.verified_runs,
+    "window-profile": render_speed.window_profile,
     "steady-goals": render_speed.steady_goals,
     "decode-steps": render_speed.decode_steps,
     "short-steps": render_speed.short_steps,

@@ -301,6 +301,39 @@ def moments_of(run: dict[str, Any], cells: list[dict[str, Any]]) -> list[dict[st
     return [cell for cell in cells if "batch" in cell and all(cell.get(name) == run.get(name) for name in same)]
 
 
+PROFILED_WINDOWS = "verified-rollouts-wide-512-4x2-qwen3-1.7b-h200"
+LEAST_MS = 0.5
+"""Kinds of kernels that take less of a window than this are rows of no table of their own."""
+
+
+def profiled_windows() -> list[dict[str, Any]]:
+    """The profiles of the steady set's moments."""
+    cells = results(PROFILED_WINDOWS, "verified-rollouts")
+    return [cell["profile"] for cell in cells if cell["set"] == "steady" and "profile" in cell]
+
+
+def window_profile() -> str:
+    """Milliseconds of a window by kinds of kernels, those of its drafts and of its check, as means over the moments."""
+    profiles = profiled_windows()
+
+    def mean(of: Callable[[dict[str, Any]], float]) -> float:
+        return statistics.mean(map(of, profiles))
+
+    parts = ("drafts", "check")
+    took = {
+        group: [
+            mean(lambda profile, part=part, group=group: profile[part]["groups_ms"].get(group, 0.0)) for part in parts
+        ]
+        for group in {group for profile in profiles for part in parts for group in profile[part]["groups_ms"]}
+    }
+    shown = sorted((group for group in took if sum(took[group]) >= LEAST_MS), key=lambda group: -sum(took[group]))
+    rest = [sum(took[group][place] for group in took if group not in shown) for place in range(len(parts))]
+    rows = [[group, *(rounded_up(ms, 1) for ms in took[group])] for group in shown]
+    rows.append(["all others", *(rounded_up(ms, 1) for ms in rest)])
+    rows.append(["no kernel runs", rounded_up(mean(lambda profile: profile["idle_ms"]), 1), ""])
+    return table(["kernels", "63 drafts, ms", "check, ms"], rows)
+
+
 def _span(counts: list[int]) -> str:
     return " to ".join(dict.fromkeys((str(min(counts)), str(max(counts)))))
 

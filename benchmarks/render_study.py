@@ -48,12 +48,19 @@ CHECK_BUDGETS = "mismatch-study-check-budgets-60-steps-h200"
 DRAFTS = "mismatch-study-draft-4x4-60-steps-h200"
 """Units of 4 tokens without a dense layer, with the usual check."""
 DRAFT_BUDGETS = {
-    256: ("mismatch-study-draft-4x4-256-60-steps-h200", "mismatch-study-draft-4x4-256-more-seeds-60-steps-h200"),
-    384: ("mismatch-study-draft-4x4-384-60-steps-h200",),
-    512: ("mismatch-study-draft-4x4-512-60-steps-h200", "mismatch-study-draft-4x4-512-more-seeds-60-steps-h200"),
+    "quantized-4x4-256-wide-verified": (
+        "mismatch-study-draft-4x4-256-60-steps-h200",
+        "mismatch-study-draft-4x4-256-more-seeds-60-steps-h200",
+    ),
+    "quantized-4x4-384-wide-verified": ("mismatch-study-draft-4x4-384-60-steps-h200",),
+    "quantized-4x4-512-wide-verified": (
+        "mismatch-study-draft-4x4-512-60-steps-h200",
+        "mismatch-study-draft-4x4-512-more-seeds-60-steps-h200",
+    ),
+    "quantized-4x2-512-wide-verified": ("mismatch-study-draft-4x2-512-60-steps-h200",),
 }
-"""The same with larger budgets, six seeds each."""
-MORE_DENSE = DRAFT_BUDGETS[512][-1]
+"""Rows of the same with larger budgets, the last one with half the bits, and their records: six seeds each."""
+MORE_DENSE = "mismatch-study-draft-4x4-512-more-seeds-60-steps-h200"
 """This record has three more seeds of dense rollouts, too. Those of the later record of 256 tokens were cut by the clock."""
 DRAFT_UNITS = "mismatch-study-draft-units-60-steps-h200"
 """An earlier call of that row, and units of 8 tokens, all cut by the clock before their last evaluation."""

@@ -156,7 +156,7 @@ def window_seconds(
     """Exactly these requests, window after window."""
     scheduler, vllm = engine._scheduler, engine.llm.llm_engine
     runner = vllm.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
-    most = (_windows_of_a_moment(options) + 2) * window
+    most = (_timed_windows(options) + (1 + PROFILED_WINDOWS) * profiled + 2) * window
     engine.check_fits(contexts, most)
     scheduler.window_tokens = window
     names = [engine._add(number, context, most) for number, context in enumerate(contexts)]
@@ -205,8 +205,9 @@ def window_seconds(
     return found
 
 
-def _windows_of_a_moment(options: argparse.Namespace) -> int:
-    return WARM_WINDOWS + options.timed_windows * options.repeats + (1 + PROFILED_WINDOWS) * options.profile
+def _timed_windows(options: argparse.Namespace) -> int:
+    """With those before them. Windows that are profiled come later and must not change the moments of a set."""
+    return WARM_WINDOWS + options.timed_windows * options.repeats
 
 
 def about_moment(moment: Moment) -> Cell:
@@ -225,7 +226,7 @@ def moments(options: argparse.Namespace) -> list[Moment]:
     if "steady" in options.sets:
         slack = 32 + max(
             options.steps * options.repeats,
-            (_windows_of_a_moment(options) + 2) * max(options.windows),
+            (_timed_windows(options) + 2) * max(options.windows),
         )
         held = options.capacity_tokens, options.max_seqs
         found["steady"] = request_sets.steady_windows(max(2, options.moments // 2), *held, slack, options.shrink)
