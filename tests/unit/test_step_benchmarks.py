@@ -279,7 +279,13 @@ def dry_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *more: s
 def test_a_dry_run_of_the_kernels_of_fine_units_checks_them_and_times_nothing(tmp_path, monkeypatch, capsys) -> None:
     results = dry_run("fine_kernels", tmp_path, monkeypatch, "--units", "4x4")
     rows = results["rows"]
-    assert [row["kernel"] for row in rows] == ["scores", "choice", "attention", "sparse layer"] * 2
+    assert [row["kernel"] for row in rows] == [
+        "scores",
+        "choice",
+        "attention",
+        "attention in a layer",
+        "sparse layer",
+    ] * 2
     assert {row["units"] for row in rows} == {"4x4 equal", "4x4 mixed"}
     assert all(row["graph_us"] is None and row["bytes"] > 0 for row in rows)
     # The row of a unit: 32 channels of 4 bits and a scale.
