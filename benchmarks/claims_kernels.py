@@ -9,9 +9,8 @@ from typing import Any
 
 import kernel_times
 from claim_words import Claims, Figures, bare, down, up
-from record_tables import RESULTS, results
+from record_tables import results
 
-from sparroll import records
 from sparroll.attention.selectors import PageMean
 from sparroll.plan.kernel_times import kernel_times_of
 from sparroll.plan.speedup import plan
@@ -158,8 +157,8 @@ def kernel_layers() -> Figures:
     for about in kernel_times.GPUS:
         times = kernel_times_of(about["gpu"])
         assert times is not None, "a plan has the GPU"
-        record = records.read(RESULTS / f"{about['kernels']}.json")
-        found += [abs(error) for error in kernel_times.layer_errors(times, record).values()]
+        errors = kernel_times.layer_errors(times, kernel_times.kernel_records(about))
+        found += [abs(error) for error in errors.values()]
     return {"worst": up(100 * max(found), 1), "half": up(100 * statistics.median(found))}
 
 

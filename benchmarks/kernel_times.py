@@ -5,10 +5,11 @@ Rows with a remainder are passed over: plans take them by the roofline.
     python benchmarks/kernel_times.py
 
 A record of fine_kernels.py has scores, choice and attention of each kind of unit at several budgets, with equal contexts
-and with mixed ones. Scores and attention become a line through these, fitted to relative errors. A choice is kept as it was
-timed, where all contexts are equal; what it takes where nothing is to be chosen is from choice_sweep.py. What dense layers
-read at is the slope of decode_step.py's dense steps over their bytes. The kernels are those of the records: where an engine
-has newer ones, make a new record of fine_kernels.py and call this again.
+and with mixed ones. Scores and attention become a line through these, fitted to relative errors; a further record adds
+the kinds of unit that those before it lack. A choice is kept as it was timed in the first record, where all contexts are
+equal; what it takes where nothing is to be chosen is from choice_sweep.py. What dense layers read at is the slope of
+decode_step.py's dense steps over their bytes. The kernels are those of the records: where an engine has newer ones, make a
+new record of fine_kernels.py and call this again.
 """
 
 from __future__ import annotations
@@ -31,12 +32,14 @@ from sparroll.plan.step_reads import StepReads
 from sparroll.schedule import Schedule
 
 RESULTS = Path(__file__).parent / "results"
+Timed = dict[tuple[str, int], dict[str, float]]
+"""Seconds of each kernel, by (units, budget)."""
 OUT = Path(kernel_times.__file__).with_name(kernel_times.FILE)
 GPUS = (
     {
         "gpu": "H200",
         "names": ["H200", "NVIDIA H200"],
-        "kernels": "fine-kernels-engines-h200",
+        "kernels": ["fine-kernels-engines-h200", "fine-kernels-low-bits-h200"],
         "choices": "choice-sweep-engines-h200",
         "steps": "decode-step-qwen3-1.7b-h200",
     },
@@ -68,9 +71,9 @@ def load_of(row: dict[str, Any], config: dict[str, Any]) -> LayerLoad:
     return reads.load(schedule, LengthMix.parse(contexts.tolist()), config["requests"])
 
 
-def rows_of(record: dict[str, Any]) -> dict[tuple[str, int], dict[str, float]]:
+def rows_of(record: dict[str, Any]) -> Timed:
     """Seconds of each kernel, by (units, budget)."""
-    found: dict[tuple[str, int], dict[str, float]] = defaultdict(dict)
+    found: Timed = defaultdict(dict)
     for row in record["results"]["rows"]:
         if "+" in row["units"]:
             continue
@@ -96,16 +99,28 @@ def dense_rate(record: dict[str, Any]) -> float:
     return line(read, [float(np.median(row["seconds"])) for row in cells])["bytes_per_second"]
 
 
+def kernel_records(about: dict[str, Any]) -> list[tuple[dict[str, Any], Timed]]:
+    """Each record of kernels, and the seconds that count of it: those of units that no earlier one has."""
+    found, seen = [], set()
+    for name in about["kernels"]:
+        record = records.read(RESULTS / f"{name}.json")
+        timed = {key: each for key, each in rows_of(record).items() if key[0].split()[0] not in seen}
+        seen |= {units.split()[0] for units, _ in timed}
+        found.append((record, timed))
+    return found
+
+
 def made(about: dict[str, Any]) -> dict[str, Any]:
     """The entry of one GPU."""
-    record, sweep, steps = (records.read(RESULTS / f"{about[name]}.json") for name in ("kernels", "choices", "steps"))
-    config, timed = record["config"], rows_of(record)
-    loads = {key: load_of({"units": key[0], "kv_budget_tokens": key[1]}, config) for key in timed}
+    sweep, steps = (records.read(RESULTS / f"{about[name]}.json") for name in ("choices", "steps"))
+    found = kernel_records(about)
+    record, first_timed = found[0]
+    config = record["config"]
     launch = [row["us"] for row in sweep["results"]["rows"] if row["kernel"] == "nothing wanted"]
     choices: dict[int, list[dict[str, Any]]] = defaultdict(list)
-    for (units, budget), seconds in sorted(timed.items(), key=lambda each: each[0][1]):
+    for (units, budget), seconds in sorted(first_timed.items(), key=lambda each: each[0][1]):
         if units.endswith(" equal"):
-            load = loads[units, budget]
+            load = load_of({"units": units, "kv_budget_tokens": budget}, config)
             wanted = budget // selector_of(units).unit_tokens
             choices[round(load.longest_units)].append(
                 {"wanted_units": wanted, "seconds": float(f"{seconds['choice']:.4g}")}
@@ -113,7 +128,7 @@ def made(about: dict[str, Any]) -> dict[str, Any]:
     entry = {
         "gpu": about["gpu"],
         "names": about["names"],
-        "records": [about["kernels"], about["choices"], about["steps"]],
+        "records": [*about["kernels"], about["choices"], about["steps"]],
         "copy_bytes_per_second": float(f"{record['results']['copy_bytes_per_second']:.4g}"),
         "dense_bytes_per_second": dense_rate(steps),
         "choice": {
@@ -121,44 +136,53 @@ def made(about: dict[str, Any]) -> dict[str, Any]:
             "launch_seconds": float(f"{1e-6 * float(np.mean(launch)):.4g}"),
             "timed": [{"units": count, "timed": choices[count]} for count in sorted(choices)],
         },
-        "selectors": [],
+        "selectors": [lines_of(kind, its["config"], timed) for its, timed in found for kind in kinds_of(timed)],
     }
-    for kind in dict.fromkeys(units.split()[0] for units, _ in timed):
-        mine = [key for key in timed if key[0].split()[0] == kind]
-        scores = line([loads[key].index_bytes for key in mine], [timed[key]["scores"] for key in mine])
-        attention = line([loads[key].kv_bytes for key in mine], [timed[key]["attention"] for key in mine])
-        about_it = {
-            "selector": timed_as(selector_of(kind)),
-            "scores": scores,
-            "attention": attention,
-            "worst_layer_error": 0.0,
-        }
-        entry["selectors"].append(about_it)
-    errors = layer_errors(KernelTimes.from_table(entry), record)
+    errors = layer_errors(KernelTimes.from_table(entry), found)
     for each in entry["selectors"]:
         worst = max(abs(error) for key, error in errors.items() if timed_as(selector_of(key[0])) == each["selector"])
         each["worst_layer_error"] = float(f"{worst:.2g}")
     return entry
 
 
-def layer_errors(times: KernelTimes, record: dict[str, Any]) -> dict[tuple[str, int], float]:
+def kinds_of(timed: Timed) -> list[str]:
+    return list(dict.fromkeys(units.split()[0] for units, _ in timed))
+
+
+def lines_of(kind: str, config: dict[str, Any], timed: Timed) -> dict[str, Any]:
+    """Of one kind of unit; how far the sums are off is still to be said."""
+    loads = {
+        key: load_of({"units": key[0], "kv_budget_tokens": key[1]}, config)
+        for key in timed
+        if key[0].split()[0] == kind
+    }
+    return {
+        "selector": timed_as(selector_of(kind)),
+        "scores": line([load.index_bytes for load in loads.values()], [timed[key]["scores"] for key in loads]),
+        "attention": line([load.kv_bytes for load in loads.values()], [timed[key]["attention"] for key in loads]),
+        "worst_layer_error": 0.0,
+    }
+
+
+def layer_errors(times: KernelTimes, found: list[tuple[dict[str, Any], Timed]]) -> dict[tuple[str, int], float]:
     """computed / timed - 1 of every layer that was timed as a whole, by (units, budget)."""
-    found = {}
-    for key, seconds in rows_of(record).items():
-        load = load_of({"units": key[0], "kv_budget_tokens": key[1]}, record["config"])
-        parts = times.layer(selector_of(key[0]), load)
-        assert parts is not None, "it was timed"
-        found[key] = sum(parts) / seconds["sparse layer"] - 1
-    return found
+    errors = {}
+    for record, timed in found:
+        for key, seconds in timed.items():
+            load = load_of({"units": key[0], "kv_budget_tokens": key[1]}, record["config"])
+            parts = times.layer(selector_of(key[0]), load)
+            assert parts is not None, "it was timed"
+            errors[key] = sum(parts) / seconds["sparse layer"] - 1
+    return errors
 
 
 def main() -> None:
     table = {"made_by": "benchmarks/kernel_times.py", "gpus": [made(about) for about in GPUS]}
     files.write_json(OUT, table)
     for about, entry in zip(GPUS, table["gpus"], strict=True):
-        record = records.read(RESULTS / f"{about['kernels']}.json")
-        timed = rows_of(record)
-        for key, error in layer_errors(KernelTimes.from_table(entry), record).items():
+        found = kernel_records(about)
+        timed = {key: seconds for _, each in found for key, seconds in each.items()}
+        for key, error in layer_errors(KernelTimes.from_table(entry), found).items():
             print(f"{key[0]:>16} {key[1]:>6}: timed {1e6 * timed[key]['sparse layer']:6.1f} us, computed {error:+.1%}")
     print(f"wrote {OUT}")
 

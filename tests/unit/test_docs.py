@@ -12,6 +12,7 @@ import pytest
 
 from cli_reference import PAGE, page, verbs
 from sparroll.attention.selectors import make_selector, selector_kinds
+from sparroll.draft_check import DraftCheck
 from sparroll.schedule import Schedule
 from sparroll.train.config.base import keys_of, kinds_of
 from sparroll.train.config.distill import DistillConfig
@@ -129,6 +130,15 @@ def test_the_control_group_of_the_docs_works_as_written() -> None:
     exec(compile(code, "control-group.md", "exec"), found)
     assert sum(found["dense"]) == 4 and found["alarm"] == ""
     assert found["report"]["control/reward_gap"] == 0
+
+
+def test_the_checked_schedule_of_the_docs_is_made_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = next(block for block in _blocks(ROOT / "docs" / "verified-rollouts.md", "python") if "checked-512" in block)
+    exec(compile(code, "verified-rollouts.md", "exec"), {})
+    schedule = Schedule.load("checked-512.toml")
+    assert schedule.check == DraftCheck(64, 0.01) and schedule.dense_layers == ()
+    assert [schedule.of_layer(layer).kv_budget_tokens(30_000) for layer in (0, 1, 2, 27)] == [2048, 2048, 512, 512]
 
 
 def test_links_between_files_lead_somewhere() -> None:
