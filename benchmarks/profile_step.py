@@ -211,7 +211,7 @@ def by_group(kernels: dict[str, tuple[float, int]], steps: int) -> tuple[dict[st
 
 def summed_windows(of_windows: list[list[Kernel]], drafts: int, wall_seconds: float) -> dict[str, Any]:
     """The same of windows with so many drafts each, apart for what drafts and what checks. The drafts of a window end with
-    the last of their draws."""
+    the last of their draws. wall_seconds: of windows without the profiler beside them."""
     parts: dict[str, list[tuple[str, float]]] = {"drafts": [], "check": []}
     for kernels in of_windows:
         own = own_times(kernels)

@@ -15,6 +15,7 @@ from typing import Any
 import render_cells
 import render_claims
 import render_control
+import render_drafts
 import render_fine
 import render_heads
 import render_math
@@ -306,6 +307,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "verified-rollouts": render_speed.verified_rollouts,
     "verified-runs": render_speed.verified_runs,
     "window-profile": render_speed.window_profile,
+    "checked-drafts": render_drafts.checked_drafts,
     "steady-goals": render_speed.steady_goals,
     "decode-steps": render_speed.decode_steps,
     "short-steps": render_speed.short_steps,

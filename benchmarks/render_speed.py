@@ -243,7 +243,7 @@ def verified_records() -> list[tuple[str, str, list[dict[str, Any]]]]:
     """(size, GPU, cells) of each record of verified rollouts, by size, the plainest names first."""
     found = []
     for path in sorted(RESULTS.glob("verified-rollouts-*-h[12]00.json"), key=lambda path: (len(path.stem), path)):
-        if path.stem not in EARLIER:
+        if path.stem not in (*EARLIER, WINDOW_PROFILE):
             record = records.read(path, "verified-rollouts")
             size, gpu = record["config"]["model"].removeprefix("qwen3-"), path.stem.rpartition("-")[2].upper()
             found.append((size, gpu, record["results"]))
@@ -277,11 +277,13 @@ def verified_runs() -> str:
     """The same for whole runs of the request sets, with a sentence on how they are measured; nothing without a record."""
     rows, counts = [], {}
     for size, gpu, cells in verified_records():
-        for run in (cell for cell in cells if "moments" in cell):
+        runs = [cell for cell in cells if "moments" in cell]
+        dense = {run["set"]: f"{math.floor(run['tokens_per_second']):,}" for run in runs if run["engine"] == "dense"}
+        for run in runs:
             counts.setdefault(run["set"], []).append(run["moments"])
             if run["engine"] != "dense":
                 line = _verified_line(run, moments_of(run, cells), run.get("of_dense"))
-                rows.append([f"Qwen3-{size.upper()}", gpu, run["set"], *line])
+                rows.append([f"Qwen3-{size.upper()}", gpu, run["set"], dense.get(run["set"], ""), *line])
     if not rows:
         return ""
     moments = " and ".join(f"{_span(found)} moments of the {name} one" for name, found in counts.items())
@@ -292,7 +294,7 @@ def verified_runs() -> str:
         break_long_words=False,
         break_on_hyphens=False,
     )
-    return f"\n{said}\n\n{table(['model', 'GPU', 'set', *VERIFIED_HEAD], rows)}"
+    return f"\n{said}\n\n{table(['model', 'GPU', 'set', 'dense tokens/s', *VERIFIED_HEAD], rows)}"
 
 
 def moments_of(run: dict[str, Any], cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -301,36 +303,43 @@ def moments_of(run: dict[str, Any], cells: list[dict[str, Any]]) -> list[dict[st
     return [cell for cell in cells if "batch" in cell and all(cell.get(name) == run.get(name) for name in same)]
 
 
-PROFILED_WINDOWS = "verified-rollouts-wide-512-4x2-qwen3-1.7b-h200"
+WINDOW_PROFILE = "verified-rollouts-wide-512-4x2-qwen3-1.7b-h200"
+"""The record of a profile. Its moments are not those of the others, so its whole runs stand in no table."""
+PROFILE_WORDS = {
+    "gather": "attention of the drafts",
+    "GEMM": "matrix products",
+    "scores": "scores of units",
+    "choice": "choice of units",
+    "attention, FA3": "dense attention",
+    "draws": "drawing drafts",
+    "the rule": "comparing both policies",
+}
 LEAST_MS = 0.5
-"""Kinds of kernels that take less of a window than this are rows of no table of their own."""
+"""Kinds of kernels that take less of a window than this share one row."""
 
 
 def profiled_windows() -> list[dict[str, Any]]:
     """The profiles of the steady set's moments."""
-    cells = results(PROFILED_WINDOWS, "verified-rollouts")
+    cells = results(WINDOW_PROFILE, "verified-rollouts")
     return [cell["profile"] for cell in cells if cell["set"] == "steady" and "profile" in cell]
 
 
 def window_profile() -> str:
     """Milliseconds of a window by kinds of kernels, those of its drafts and of its check, as means over the moments."""
     profiles = profiled_windows()
-
-    def mean(of: Callable[[dict[str, Any]], float]) -> float:
-        return statistics.mean(map(of, profiles))
-
     parts = ("drafts", "check")
     took = {
         group: [
-            mean(lambda profile, part=part, group=group: profile[part]["groups_ms"].get(group, 0.0)) for part in parts
+            statistics.mean(profile[part]["groups_ms"].get(group, 0.0) for profile in profiles) for part in parts
         ]
         for group in {group for profile in profiles for part in parts for group in profile[part]["groups_ms"]}
-    }
+    }  # fmt: skip
     shown = sorted((group for group in took if sum(took[group]) >= LEAST_MS), key=lambda group: -sum(took[group]))
+    shown.remove("other")
     rest = [sum(took[group][place] for group in took if group not in shown) for place in range(len(parts))]
-    rows = [[group, *(rounded_up(ms, 1) for ms in took[group])] for group in shown]
-    rows.append(["all others", *(rounded_up(ms, 1) for ms in rest)])
-    rows.append(["no kernel runs", rounded_up(mean(lambda profile: profile["idle_ms"]), 1), ""])
+    rows = [[PROFILE_WORDS.get(group, group), *(rounded_up(ms, 1) for ms in took[group])] for group in shown]
+    whole = [statistics.mean(profile[part]["kernel_ms"] for profile in profiles) for part in parts]
+    rows += [[name, *(rounded_up(ms, 1) for ms in of)] for name, of in (("all others", rest), ("together", whole))]
     return table(["kernels", "63 drafts, ms", "check, ms"], rows)
 
 

@@ -27,7 +27,7 @@ import argparse
 import copy
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -156,11 +156,11 @@ def window_seconds(
     """Exactly these requests, window after window."""
     scheduler, vllm = engine._scheduler, engine.llm.llm_engine
     runner = vllm.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
-    most = (_timed_windows(options) + (1 + PROFILED_WINDOWS) * profiled + 2) * window
+    most = (_windows_before_profiles(options) + (3 + PROFILED_WINDOWS) * profiled + 2) * window
     engine.check_fits(contexts, most)
     scheduler.window_tokens = window
     names = [engine._add(number, context, most) for number, context in enumerate(contexts)]
-    profiles = []
+    profiles, beside = [], []
 
     def windows(number: int) -> None:
         for _ in range(number):
@@ -184,8 +184,11 @@ def window_seconds(
         # The profiled windows are not among those that were timed.
         counted = copy.deepcopy(runner.window_counters)
         if profiled:
-            # The profiler's own start is slow once.
-            profiles = [profile_step.profiled(windows, 1) for _ in range(1 + PROFILED_WINDOWS)][1:]
+            # The profiler's own start is slow once. What no kernel takes is a window without it, before and behind.
+            profile_step.profiled(windows, 1)
+            beside.append(_seconds_of(windows))
+            profiles = [profile_step.profiled(windows, 1) for _ in range(PROFILED_WINDOWS)]
+            beside.append(_seconds_of(windows))
     finally:
         vllm.abort_request(names)
         windows(3)
@@ -201,12 +204,20 @@ def window_seconds(
         "drafted_per_kept": counted.checks.drafted_per_kept,
     }
     if profiles:
-        found["profile"] = profile_step.summed_windows(profiles, window - 1, per_window)
+        found["profile"] = profile_step.summed_windows(profiles, window - 1, sum(beside) / len(beside))
     return found
 
 
-def _timed_windows(options: argparse.Namespace) -> int:
-    """With those before them. Windows that are profiled come later and must not change the moments of a set."""
+def _seconds_of(windows: Callable[[int], None]) -> float:
+    """Of one window. It ends with its check, whose verdicts the host has read."""
+    began = time.perf_counter()
+    windows(1)
+    return time.perf_counter() - began
+
+
+def _windows_before_profiles(options: argparse.Namespace) -> int:
+    """Warm and timed windows of a moment. Profiled ones follow them and are not counted, so that --profile leaves the
+    moments of a set as they are."""
     return WARM_WINDOWS + options.timed_windows * options.repeats
 
 
@@ -226,7 +237,7 @@ def moments(options: argparse.Namespace) -> list[Moment]:
     if "steady" in options.sets:
         slack = 32 + max(
             options.steps * options.repeats,
-            (_timed_windows(options) + 2) * max(options.windows),
+            (_windows_before_profiles(options) + 2) * max(options.windows),
         )
         held = options.capacity_tokens, options.max_seqs
         found["steady"] = request_sets.steady_windows(max(2, options.moments // 2), *held, slack, options.shrink)

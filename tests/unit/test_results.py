@@ -261,7 +261,7 @@ def test_verified_rollouts_stand_beside_what_ran_with_the_same_requests(
     assert len(speed.verified_rollouts().splitlines()) == 6
     made = speed.verified_runs()
     assert "2 moments of the steady one" in made.replace("\n", " ")
-    assert made.splitlines()[-1] == "| Qwen3-8B | H200 | steady | a | 64 | 3.0% | 1.01 | 245 |  | 0.900 |"
+    assert made.splitlines()[-1] == "| Qwen3-8B | H200 | steady |  | a | 64 | 3.0% | 1.01 | 245 |  | 0.900 |"
 
 
 ABSOLUTE_PATH = re.compile(r"(?<![\w./])/\w")
