@@ -264,6 +264,29 @@ def test_verified_rollouts_stand_beside_what_ran_with_the_same_requests(
     assert made.splitlines()[-1] == "| Qwen3-8B | H200 | steady |  | a | 64 | 3.0% | 1.01 | 245 |  | 0.900 |"
 
 
+def test_no_budget_of_checked_drafts_gains_by_its_call(tables: ModuleType, monkeypatch) -> None:
+    """Each counts with its slowest call, beside the fastest dense runs of all."""
+    drafts = importlib.import_module("render_drafts")
+
+    def run(engine: str, rate: float, **more: Any) -> dict[str, Any]:
+        return {"set": "steady", "moments": 3, "engine": engine, "tokens_per_second": rate, **more}
+
+    kept, fewer = {"kept_share_forced": 0.9999}, {"kept_share_forced": 0.9993}
+    calls = {
+        "first": [run("dense", 100.0), run("verified", 390.0, schedule="wide-512-4x4", **kept)],
+        "second": [
+            run("dense", 98.0),
+            run("verified", 395.0, schedule="wide-512-4x4", **kept),
+            run("verified", 420.0, schedule="wide-512-4x2", **kept),
+            run("verified", 300.0, schedule="wide-512-4x2", **fewer),
+            {"set": "steady", "engine": "verified", "schedule": "wide-512-4x2", "tokens_per_second": 1.0, **kept},
+        ],
+    }
+    monkeypatch.setattr(drafts, "CALLS", tuple(calls))
+    monkeypatch.setattr(drafts, "results", lambda name, kind: calls[name])
+    assert drafts.speeds() == {("512", "steady"): 3.9, ("512-4x2", "steady"): 4.2}
+
+
 ABSOLUTE_PATH = re.compile(r"(?<![\w./])/\w")
 """A slash that begins a word; in text, slashes stand within words or between spaces."""
 
