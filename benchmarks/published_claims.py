@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from published_rules import Estimate, Rule, Verdict, combined
-from record_tables import RESULTS
+from record_tables import RESULTS, record
 
-from sparroll import records
 from sparroll.rounding import rounded_down, rounded_up
 
 RUNNER = "python recipes/claims/run.py --out runs/claims --only"
@@ -128,10 +127,10 @@ class PublishedClaim:
         return self._record(name)["results"]
 
     def _record(self, name: str) -> Any:
-        record = records.read(RESULTS / f"{name}.json", f"claims-{self.experiment}")
-        if record["config"]["toy"]:
+        found = record(RESULTS / f"{name}.json", f"claims-{self.experiment}")
+        if found["config"]["toy"]:
             raise ValueError(f"{name} was made with --toy, which shows that the code runs and nothing else")
-        return record
+        return found
 
     def verdict(self) -> Verdict:
         if self.untestable:

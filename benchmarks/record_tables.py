@@ -22,6 +22,17 @@ def results(name: str, kind: str) -> Any:
     return records.read(RESULTS / f"{name}.json", kind)["results"]
 
 
+def record(path: Path, kind: str) -> Any:
+    """A whole record, read once for as long as its file stays as it is. Nobody may change it."""
+    written = path.stat()
+    return _read_once(path, kind, written.st_mtime_ns, written.st_size)
+
+
+@cache
+def _read_once(path: Path, kind: str, mtime_ns: int, size: int) -> Any:
+    return records.read(path, kind)
+
+
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
