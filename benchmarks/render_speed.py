@@ -334,8 +334,8 @@ def window_profile() -> str:
         ]
         for group in {group for profile in profiles for part in parts for group in profile[part]["groups_ms"]}
     }  # fmt: skip
-    shown = sorted((group for group in took if sum(took[group]) >= LEAST_MS), key=lambda group: -sum(took[group]))
-    shown.remove("other")
+    shown = [group for group in took if group != "other" and sum(took[group]) >= LEAST_MS]
+    shown.sort(key=lambda group: -sum(took[group]))
     rest = [sum(took[group][place] for group in took if group not in shown) for place in range(len(parts))]
     rows = [[PROFILE_WORDS.get(group, group), *(rounded_up(ms, 1) for ms in took[group])] for group in shown]
     whole = [statistics.mean(profile[part]["kernel_ms"] for profile in profiles) for part in parts]
