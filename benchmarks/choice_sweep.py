@@ -29,6 +29,7 @@ if "--dry" in sys.argv:
 
 import decode_kernels
 import torch
+from kernel_clock import Clock
 from kernel_tasks import failures
 from torch import Tensor
 
@@ -194,7 +195,7 @@ def warm_us(call: Callable[[], Any], repeats: int) -> float:
     return 1e3 * sorted(taken)[len(taken) // 2] / CALLS
 
 
-def timed(clock: decode_kernels.Clock, call: Callable[[], Any], **about: Any) -> dict[str, Any]:
+def timed(clock: Clock, call: Callable[[], Any], **about: Any) -> dict[str, Any]:
     row = {**about, "us": math.nan, "warm_us": math.nan}
     try:
         row |= {"us": clock.graph_us(call), "warm_us": warm_us(call, clock.repeats)}
@@ -207,7 +208,7 @@ def timed(clock: decode_kernels.Clock, call: Callable[[], Any], **about: Any) ->
     return row
 
 
-def rows_of(clock: decode_kernels.Clock, size: Size, ready: list[ChoiceLayout]) -> Iterator[dict[str, Any]]:
+def rows_of(clock: Clock, size: Size, ready: list[ChoiceLayout]) -> Iterator[dict[str, Any]]:
     """Each layout, and what a call takes where nothing is wanted."""
     job, mixed = Job.build(size, "cuda"), Job.build(size, "cuda", mixed=True)
     expected = job.chosen(job.reference)
@@ -257,7 +258,7 @@ def main() -> None:
         else:
             ready[size].append(layout)
     print(f"checked and compiled after {time.perf_counter() - started:.0f} s", flush=True)
-    clock = decode_kernels.Clock(options.repeats, 10)
+    clock = Clock(options.repeats, 10)
     for size in LAYOUTS:
         rows += rows_of(clock, size, ready[size])
         decode_kernels.write_record(options, "choice-sweep", {"rows": rows}, started)

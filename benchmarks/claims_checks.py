@@ -11,7 +11,7 @@ from check_times import WAITING_LOGIT_BYTES, timed_checks
 from claim_words import Claims, Figures, bare, down, up
 from claims_drafts import draft_budgets, draft_units
 from record_tables import RESULTS, results
-from render_drafts import speeds
+from render_drafts import called, speeds
 from render_speed import WINDOW_PROFILE, moments_of, profiled_windows
 
 from sparroll import records
@@ -151,7 +151,7 @@ def checked_half_the_bits_h200() -> Figures:
 
 def beside_fastest_dense() -> Figures:
     """Checked drafts of each budget beside the fastest dense runs of all calls."""
-    return {f"{name.replace('512-4x2', 'half')}_{each}": down(speed, 2) for (name, each), speed in speeds().items()}
+    return {f"{each}_{name}": down(speed, 2) for (name, each), speed in speeds().items()}
 
 
 def checked_profiled_h200() -> Figures:
@@ -169,16 +169,11 @@ def _forced_runs(name: str) -> Figures:
     for share, many in zip(kept, ("_many", ""), strict=True):
         forced = [run for run in runs if run["kept_share_forced"] == share]
         for run in forced:
-            figures[f"{run['set']}_{_called(run['schedule'])}{many}"] = down(run["of_dense"], 2)
+            _, tokens, units = run["schedule"].split("-")
+            figures[f"{run['set']}_{called(tokens, units)}{many}"] = down(run["of_dense"], 2)
         cuts = [statistics.mean(cell["cut_share"] for cell in moments_of(run, cells)) for run in forced]
         figures |= {f"cut_least{many}": up(100 * min(cuts), 1), f"cut_most{many}": up(100 * max(cuts), 1)}
     return figures
-
-
-def _called(schedule: str) -> str:
-    """Its tokens, or `half` where its units have half the bits."""
-    _, tokens, units = schedule.split("-")
-    return "half" if units == "4x2" else tokens
 
 
 def _cut_share_at_128() -> float:
@@ -281,8 +276,8 @@ def default_cost() -> Figures:
 
 PAGES: Mapping[str, Claims] = {
     "README.md": {
-        "whole runs of Qwen3-1.7B's shape are {512_drained} to {512_steady} times as fast as dense ones, checks included. "
-        "With half the bits in the index they are {half_drained} to {half_steady} times as fast": beside_fastest_dense,
+        "whole runs of Qwen3-1.7B's shape are {drained_512} to {steady_512} times as fast as dense ones, checks included. "
+        "With half the bits in the index they are {drained_512_4x2} to {steady_512_4x2} times as fast": beside_fastest_dense,
     },
     "docs/results.md": {
         "128 tokens everywhere with a check are {drained} times as fast as dense attention on the drained set and {steady} "
@@ -307,16 +302,16 @@ PAGES: Mapping[str, Claims] = {
         "`wide-384-4x4` (1,536) is {drained_384} times as fast on the drained set and {steady_384} times on the steady one "
         "with {cut_least} to {cut_most} % of the windows cut, and {drained_384_many} and {steady_384_many} times with "
         "{cut_least_many} to {cut_most_many} %": checked_384_h200,
-        "It is {drained_half} times as fast as dense attention on the drained set and {steady_half} times on the steady "
-        "one, where `wide-512-4x4` is {drained_512} and {steady_512} times at the same moments and in the same "
+        "It is {drained_512_4x2} times as fast as dense attention on the drained set and {steady_512_4x2} times on the "
+        "steady one, where `wide-512-4x4` is {drained_512} and {steady_512} times at the same moments and in the same "
         "call": checked_half_the_bits_h200,
-        "With {cut_least_many} to {cut_most_many} % of the windows cut, `wide-512-4x2` is {drained_half_many} and "
-        "{steady_half_many} times as fast, and `wide-512-4x4` {drained_512_many} and {steady_512_many} times.": (
+        "With {cut_least_many} to {cut_most_many} % of the windows cut, `wide-512-4x2` is {drained_512_4x2_many} and "
+        "{steady_512_4x2_many} times as fast, and `wide-512-4x4` {drained_512_many} and {steady_512_many} times.": (
             checked_half_the_bits_h200
         ),
-        "Beside the fastest dense runs of the three calls `wide-512-4x2` is {half_drained} and {half_steady} times as "
+        "Beside the fastest dense runs of the three calls `wide-512-4x2` is {drained_512_4x2} and {steady_512_4x2} times as "
         "fast": beside_fastest_dense,
-        "`wide-512-4x2` is {steady_half} times as fast there": checked_profiled_h200,
+        "`wide-512-4x2` is {steady_512_4x2} times as fast there": checked_profiled_h200,
         "Of the drafts' time {products} % go into matrix products": checked_profiled_h200,
         "decode {larger} instead of {small} times as fast on the steady set without a check, but in the study "
         "{larger_cut} % of their windows are cut": checked_units_h200,

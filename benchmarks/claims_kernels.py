@@ -159,7 +159,7 @@ def kernel_layers() -> Figures:
     for about in kernel_times.GPUS:
         times = kernel_times_of(about["gpu"])
         assert times is not None, "a plan has the GPU"
-        errors = kernel_times.layer_errors(times, kernel_times.kernel_records(about))
+        errors = kernel_times.layer_errors(times, *kernel_times.timed_layers(about))
         found += [abs(error) for error in errors.values()]
     return {"worst": up(100 * max(found), 1), "half": up(100 * statistics.median(found))}
 

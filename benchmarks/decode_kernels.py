@@ -18,7 +18,6 @@ import argparse
 import dataclasses
 import itertools
 import os
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from kernel_clock import MICRO, Clock
 from torch import Tensor
 
 from sparroll import records
@@ -33,10 +33,6 @@ from sparroll.attention.decode import paged
 from sparroll.attention.decode.workspace import StepWorkspace, Tile, peaks_for
 from sparroll.attention.selectors import PageMean, QuantizedMean
 from sparroll.schedule import Schedule
-
-FLUSH_BYTES = 1 << 28
-COPY_BYTES = 1 << 31
-MICRO = 1e6
 
 
 @dataclass
@@ -244,59 +240,6 @@ def check_output(choice: Choice) -> None:
     error = float((choice.out_RHGD.float() - exact).norm() / exact.norm())
     # NaN is not below either.
     assert error < (1e-2 if choice.out_RHGD.dtype != torch.float32 else 1e-4), f"attention is off by {error:.1e}"
-
-
-class Clock:
-    """Medians of what a GPU takes for one call."""
-
-    def __init__(self, repeats: int, calls: int):
-        self.repeats, self.calls = repeats, calls
-        self.flushed = torch.ones(FLUSH_BYTES // 4, device="cuda")
-        self.flush_alone = self._graph(lambda: None)
-
-    def flush(self) -> None:
-        # Read, not written: dirty lines would be written back in the middle of what is timed.
-        self.flushed.amax()
-
-    def _graph(self, call: Callable[[], Any]) -> torch.cuda.CUDAGraph:
-        self.flush(), call()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for _ in range(self.calls):
-                self.flush()
-                call()
-        return graph
-
-    def _seconds(self, call: Callable[[], Any]) -> float:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        call()
-        end.record()
-        torch.cuda.synchronize()
-        return start.elapsed_time(end) / 1e3
-
-    def graph_us(self, call: Callable[[], Any]) -> float:
-        graph = self._graph(call)
-        graph.replay()
-        taken = [
-            self._seconds(graph.replay) - self._seconds(self.flush_alone.replay) for _ in range(self.repeats)
-        ]  # fmt: skip
-        return MICRO * statistics.median(taken) / self.calls
-
-    def event_us(self, call: Callable[[], Any]) -> float:
-        taken = []
-        for _ in range(self.repeats):
-            self.flush()
-            taken.append(self._seconds(call))
-        return MICRO * statistics.median(taken)
-
-    def copy_bytes_per_second(self) -> float:
-        source = torch.ones(COPY_BYTES // 4, device="cuda")
-        target = torch.empty_like(source)
-        target.copy_(source)
-        taken = [self._seconds(lambda: target.copy_(source)) for _ in range(self.repeats)]
-        return 2 * COPY_BYTES / statistics.median(taken)
 
 
 def measured(clock: Clock, bandwidth: float, call: Callable[[], Any], moved: int, **about: Any) -> dict[str, Any]:

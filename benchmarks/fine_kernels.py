@@ -37,6 +37,7 @@ import decode_kernels
 import fine_schedule
 import numpy as np
 import torch
+from kernel_clock import AnyClock, Clock, DryClock
 
 from sparroll.attention.decode.workspace import StepWorkspace, Tile
 from sparroll.attention.selectors import PageMean, QuantizedMean
@@ -61,20 +62,6 @@ GOALS = {
 }
 """What the kernels aim at, by kernel and budget, at 32 requests of 30,000 tokens."""
 DRY = {"requests": 2, "context": 150, "heads": 1, "dim": 32, "budgets": [80], "dtype": "float32", "repeats": 1}
-
-
-class DryClock:
-    """Calls once and times nothing."""
-
-    def graph_us(self, call: Callable[[], Any]) -> float:
-        call()
-        return math.nan
-
-    def copy_bytes_per_second(self) -> float:
-        return math.nan
-
-
-Clock = decode_kernels.Clock | DryClock
 
 
 def run_tests(names: Sequence[str] = TESTS) -> dict[str, Any]:
@@ -118,7 +105,7 @@ def selector_of(units: str) -> PageMean | QuantizedMean:
     return PageMean() if units == "page_mean" else fine_schedule.units(units)
 
 
-def rows_of(clock: Clock, bandwidth: float, choice: decode_kernels.Choice) -> list[dict[str, Any]]:
+def rows_of(clock: AnyClock, bandwidth: float, choice: decode_kernels.Choice) -> list[dict[str, Any]]:
     """Each kernel of a layer by itself, then all of them."""
     case = choice.case
     _, heads, _, dim = case.query_RHGD.shape
@@ -162,7 +149,7 @@ def show(rows: list[dict[str, Any]], mark: str = "") -> None:
         print(f"{about[0]:>16} {about[1]:>6} " + " ".join(f"{cells[name]:>20}" for name in KERNELS), mark, flush=True)
 
 
-def sweep(clock: Clock, choice: decode_kernels.Choice, options: argparse.Namespace) -> list[dict[str, Any]]:
+def sweep(clock: AnyClock, choice: decode_kernels.Choice, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Other layouts of each kernel's programs: each checked against the one that is used, then timed. Fastest first."""
     from triton.runtime.errors import OutOfResources
 
@@ -255,11 +242,11 @@ def add_shape(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0)
 
 
-def tested(options: argparse.Namespace, names: Sequence[str]) -> tuple[dict[str, Any] | None, Clock]:
+def tested(options: argparse.Namespace, names: Sequence[str]) -> tuple[dict[str, Any] | None, AnyClock]:
     """How many of these tests passed, compiled, and a clock; a dry run tests and times nothing."""
     if options.dry:
         return None, DryClock()
-    return run_tests(names), decode_kernels.Clock(options.repeats, options.calls)
+    return run_tests(names), Clock(options.repeats, options.calls)
 
 
 def parsed() -> argparse.Namespace:
@@ -286,7 +273,7 @@ def main() -> None:
     options = parsed()
     started = time.perf_counter()
     tests = None if options.no_tests else run_tests()
-    clock: Clock = DryClock() if options.dry else decode_kernels.Clock(options.repeats, options.calls)
+    clock: AnyClock = DryClock() if options.dry else Clock(options.repeats, options.calls)
     bandwidth = clock.copy_bytes_per_second()
     print(f"copy bandwidth: {bandwidth / 1e12:.2f} TB/s")
     print(f"{'units':>16} {'budget':>6} " + " ".join(f"{name:>20}" for name in KERNELS))

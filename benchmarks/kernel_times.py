@@ -5,11 +5,11 @@ Rows with a remainder are passed over: plans take them by the roofline.
     python benchmarks/kernel_times.py
 
 A record of fine_kernels.py has scores, choice and attention of each kind of unit at several budgets, with equal contexts
-and with mixed ones. Scores and attention become a line through these, fitted to relative errors; a further record adds
-the kinds of unit that those before it lack. A choice is kept as it was timed in the first record, where all contexts are
-equal; what it takes where nothing is to be chosen is from choice_sweep.py. What dense layers read at is the slope of
-decode_step.py's dense steps over their bytes. The kernels are those of the records: where an engine has newer ones, make a
-new record of fine_kernels.py and call this again.
+and with mixed ones. Scores and attention become a line through these, fitted to relative errors; a further record adds the
+kinds of unit that those before it lack. A choice is kept as it was timed first, where all contexts are equal; what it
+takes where nothing is to be chosen is from choice_sweep.py. What dense layers read at is the slope of decode_step.py's
+dense steps over their bytes. The kernels are those of the records: where an engine has newer ones, make a new record of
+fine_kernels.py and call this again.
 """
 
 from __future__ import annotations
@@ -45,12 +45,14 @@ GPUS = (
     },
 )
 ELEMENT_BYTES = 2
+SIZES = ("requests", "context", "heads", "group", "dim", "block", "dtype", "seed")
+"""What records of kernels must have in common."""
 FULL_BATCH = 32
 
 
 def selector_of(units: str) -> Selector:
     """The selector of a row: "4x4 equal" is of 4 tokens and 4 bits."""
-    kind = units.split()[0]
+    kind = kind_of(units)
     return PageMean() if kind == "page_mean" else fine_schedule.units(kind)
 
 
@@ -62,23 +64,38 @@ def contexts_of(units: str, config: dict[str, Any]) -> np.ndarray:
     return (config["context"] * random.uniform(0.05, 1.0, config["requests"])).astype(np.int64)
 
 
-def load_of(row: dict[str, Any], config: dict[str, Any]) -> LayerLoad:
+def load_of(units: str, budget: int, config: dict[str, Any]) -> LayerLoad:
     """What a row's layer had to do, counted as a plan counts it."""
-    contexts = contexts_of(row["units"], config)
+    contexts = contexts_of(units, config)
     shape = ModelShape("layer", 0, 1, config["heads"] * config["group"], config["heads"], config["dim"], 0)
-    schedule = Schedule.fixed(row["kv_budget_tokens"], selector_of(row["units"]), dense_layers=())
+    schedule = Schedule.fixed(budget, selector_of(units), dense_layers=())
     reads = StepReads(shape, schedule, ELEMENT_BYTES)
     return reads.load(schedule, LengthMix.parse(contexts.tolist()), config["requests"])
 
 
-def rows_of(record: dict[str, Any]) -> Timed:
-    """Seconds of each kernel, by (units, budget)."""
-    found: Timed = defaultdict(dict)
-    for row in record["results"]["rows"]:
-        if "+" in row["units"]:
-            continue
-        found[row["units"], row["kv_budget_tokens"]][row["kernel"]] = row["graph_us"] * 1e-6
-    return found
+def timed_layers(about: dict[str, Any]) -> tuple[dict[str, Any], Timed]:
+    """A GPU's first record of kernels, and the rows of all, which measured the same requests. Of a kind of unit only the
+    first record counts that has it."""
+    found = [records.read(RESULTS / f"{name}.json", "fine-kernels") for name in about["kernels"]]
+    first, timed = found[0], Timed()
+    for record in found:
+        apart = [name for name in SIZES if record["config"][name] != first["config"][name]]
+        assert not apart, f"records of kernels differ in {apart}"
+        before = kinds_of(timed)
+        for row in record["results"]["rows"]:
+            if "+" not in row["units"] and kind_of(row["units"]) not in before:
+                key = row["units"], row["kv_budget_tokens"]
+                timed.setdefault(key, {})[row["kernel"]] = row["graph_us"] * 1e-6
+    return first, timed
+
+
+def kind_of(units: str) -> str:
+    """4x4 of "4x4 equal"."""
+    return units.split()[0]
+
+
+def kinds_of(timed: Timed) -> list[str]:
+    return list(dict.fromkeys(kind_of(units) for units, _ in timed))
 
 
 def line(moved_bytes: list[float], seconds: list[float]) -> dict[str, float]:
@@ -99,32 +116,19 @@ def dense_rate(record: dict[str, Any]) -> float:
     return line(read, [float(np.median(row["seconds"])) for row in cells])["bytes_per_second"]
 
 
-def kernel_records(about: dict[str, Any]) -> list[tuple[dict[str, Any], Timed]]:
-    """Each record of kernels, and the seconds that count of it: those of units that no earlier one has."""
-    found, seen = [], set()
-    for name in about["kernels"]:
-        record = records.read(RESULTS / f"{name}.json")
-        timed = {key: each for key, each in rows_of(record).items() if key[0].split()[0] not in seen}
-        seen |= {units.split()[0] for units, _ in timed}
-        found.append((record, timed))
-    return found
-
-
 def made(about: dict[str, Any]) -> dict[str, Any]:
     """The entry of one GPU."""
     sweep, steps = (records.read(RESULTS / f"{about[name]}.json") for name in ("choices", "steps"))
-    found = kernel_records(about)
-    record, first_timed = found[0]
+    record, timed = timed_layers(about)
     config = record["config"]
+    loads = {key: load_of(*key, config) for key in timed}
     launch = [row["us"] for row in sweep["results"]["rows"] if row["kernel"] == "nothing wanted"]
-    choices: dict[int, list[dict[str, Any]]] = defaultdict(list)
-    for (units, budget), seconds in sorted(first_timed.items(), key=lambda each: each[0][1]):
+    choices: dict[int, dict[int, float]] = defaultdict(dict)
+    for (units, budget), seconds in sorted(timed.items(), key=lambda each: each[0][1]):
         if units.endswith(" equal"):
-            load = load_of({"units": units, "kv_budget_tokens": budget}, config)
+            # Kinds with as many units of a context make the same choice; the first one counts.
             wanted = budget // selector_of(units).unit_tokens
-            choices[round(load.longest_units)].append(
-                {"wanted_units": wanted, "seconds": float(f"{seconds['choice']:.4g}")}
-            )
+            choices[round(loads[units, budget].longest_units)].setdefault(wanted, float(f"{seconds['choice']:.4g}"))
     entry = {
         "gpu": about["gpu"],
         "names": about["names"],
@@ -134,55 +138,47 @@ def made(about: dict[str, Any]) -> dict[str, Any]:
         "choice": {
             "programs": config["requests"] * config["heads"],
             "launch_seconds": float(f"{1e-6 * float(np.mean(launch)):.4g}"),
-            "timed": [{"units": count, "timed": choices[count]} for count in sorted(choices)],
+            "timed": [
+                {"units": count, "timed": [{"wanted_units": wanted, "seconds": took} for wanted, took in its.items()]}
+                for count, its in sorted(choices.items())
+            ],
         },
-        "selectors": [lines_of(kind, its["config"], timed) for its, timed in found for kind in kinds_of(timed)],
+        "selectors": [],
     }
-    errors = layer_errors(KernelTimes.from_table(entry), found)
+    for kind in kinds_of(timed):
+        mine = [key for key in timed if kind_of(key[0]) == kind]
+        scores = line([loads[key].index_bytes for key in mine], [timed[key]["scores"] for key in mine])
+        attention = line([loads[key].kv_bytes for key in mine], [timed[key]["attention"] for key in mine])
+        about_it = {
+            "selector": timed_as(selector_of(kind)),
+            "scores": scores,
+            "attention": attention,
+            "worst_layer_error": 0.0,
+        }
+        entry["selectors"].append(about_it)
+    errors = layer_errors(KernelTimes.from_table(entry), record, timed)
     for each in entry["selectors"]:
         worst = max(abs(error) for key, error in errors.items() if timed_as(selector_of(key[0])) == each["selector"])
         each["worst_layer_error"] = float(f"{worst:.2g}")
     return entry
 
 
-def kinds_of(timed: Timed) -> list[str]:
-    return list(dict.fromkeys(units.split()[0] for units, _ in timed))
-
-
-def lines_of(kind: str, config: dict[str, Any], timed: Timed) -> dict[str, Any]:
-    """Of one kind of unit; how far the sums are off is still to be said."""
-    loads = {
-        key: load_of({"units": key[0], "kv_budget_tokens": key[1]}, config)
-        for key in timed
-        if key[0].split()[0] == kind
-    }
-    return {
-        "selector": timed_as(selector_of(kind)),
-        "scores": line([load.index_bytes for load in loads.values()], [timed[key]["scores"] for key in loads]),
-        "attention": line([load.kv_bytes for load in loads.values()], [timed[key]["attention"] for key in loads]),
-        "worst_layer_error": 0.0,
-    }
-
-
-def layer_errors(times: KernelTimes, found: list[tuple[dict[str, Any], Timed]]) -> dict[tuple[str, int], float]:
+def layer_errors(times: KernelTimes, record: dict[str, Any], timed: Timed) -> dict[tuple[str, int], float]:
     """computed / timed - 1 of every layer that was timed as a whole, by (units, budget)."""
-    errors = {}
-    for record, timed in found:
-        for key, seconds in timed.items():
-            load = load_of({"units": key[0], "kv_budget_tokens": key[1]}, record["config"])
-            parts = times.layer(selector_of(key[0]), load)
-            assert parts is not None, "it was timed"
-            errors[key] = sum(parts) / seconds["sparse layer"] - 1
-    return errors
+    found = {}
+    for key, seconds in timed.items():
+        parts = times.layer(selector_of(key[0]), load_of(*key, record["config"]))
+        assert parts is not None, "it was timed"
+        found[key] = sum(parts) / seconds["sparse layer"] - 1
+    return found
 
 
 def main() -> None:
     table = {"made_by": "benchmarks/kernel_times.py", "gpus": [made(about) for about in GPUS]}
     files.write_json(OUT, table)
     for about, entry in zip(GPUS, table["gpus"], strict=True):
-        found = kernel_records(about)
-        timed = {key: seconds for _, each in found for key, seconds in each.items()}
-        for key, error in layer_errors(KernelTimes.from_table(entry), found).items():
+        record, timed = timed_layers(about)
+        for key, error in layer_errors(KernelTimes.from_table(entry), record, timed).items():
             print(f"{key[0]:>16} {key[1]:>6}: timed {1e6 * timed[key]['sparse layer']:6.1f} us, computed {error:+.1%}")
     print(f"wrote {OUT}")
 

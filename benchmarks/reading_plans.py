@@ -33,6 +33,7 @@ import decode_kernels
 import fine_kernels
 import numpy as np
 import torch
+from kernel_clock import AnyClock
 
 from sparroll.attention.decode.workspace import StepWorkspace
 from sparroll.schedule import Schedule
@@ -106,7 +107,7 @@ def write_plan(workspace: StepWorkspace, plan: str, tiles: np.ndarray, share: in
     workspace.arrivals_X.zero_()
 
 
-def row_of(clock: fine_kernels.Clock, bandwidth: float, choice: decode_kernels.Choice, budgets: str) -> dict[str, Any]:
+def row_of(clock: AnyClock, bandwidth: float, choice: decode_kernels.Choice, budgets: str) -> dict[str, Any]:
     """Attention of one batch under each plan."""
     case, tiles = choice.case, tiles_of(choice)
     workspace, read = case.workspace, case.selector.read_tokens(case.contexts, choice.budgets)

@@ -16,14 +16,14 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 
 
-@cache
 def results(name: str, kind: str) -> Any:
-    """What a record found. Nobody may change it: every caller gets the same one."""
-    return records.read(RESULTS / f"{name}.json", kind)["results"]
+    """What a record found."""
+    return record(RESULTS / f"{name}.json", kind)["results"]
 
 
 def record(path: Path, kind: str) -> Any:
-    """A whole record, read once for as long as its file stays as it is. Nobody may change it."""
+    """A whole record, read once for as long as its file stays as it is. Nobody may change it: every caller gets the same
+    one."""
     written = path.stat()
     return _read_once(path, kind, written.st_mtime_ns, written.st_size)
 

@@ -61,7 +61,7 @@ def dense_runs() -> dict[int, dict[str, Any]]:
 
 
 def trained() -> dict[str, Training]:
-    """By what a row is called here: 512 or 512-4x2."""
+    """By what a row is called here."""
     dense, found = dense_runs(), {}
     for row, names in DRAFT_BUDGETS.items():
         runs = {run["seed"]: run for name in names for run in results(name, KIND)["runs"] if run["row"] == row}
@@ -72,7 +72,8 @@ def trained() -> dict[str, Training]:
 
 
 def called(tokens: str, units: str) -> str:
-    return tokens if units == "4x4" else f"{tokens}-{units}"
+    """512, or 512_4x2 where units are not 4 x 4."""
+    return tokens if units == "4x4" else f"{tokens}_{units}"
 
 
 def speeds() -> dict[tuple[str, str], float]:
@@ -98,7 +99,7 @@ def checked_drafts() -> str:
     """Speed and training of each budget, side by side."""
     fast, rows = speeds(), []
     for name, training in sorted(trained().items(), key=lambda each: fast[each[0], "steady"]):
-        tokens, _, units = name.partition("-")
+        tokens, _, units = name.partition("_")
         mean = rounded_down(statistics.mean(training.ahead), sign=True)
         ahead = f"{bare(mean)} +- {bare(rounded_up(training.standard_error))}"
         bits = (units or "4x4").partition("x")[2]

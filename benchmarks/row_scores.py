@@ -27,6 +27,7 @@ if "--dry" in sys.argv:
 import decode_kernels
 import fine_kernels
 import torch
+from kernel_clock import AnyClock
 from torch import Tensor
 
 from sparroll.engines.vllm.scores import reference, triton_scores
@@ -49,7 +50,7 @@ def check(ours: reference.RowScores, theirs: reference.RowScores) -> None:
     assert torch.equal(ours.ids_NW[:, 0], theirs.ids_NW[:, 0]) and torch.equal(ours.ranks_N, theirs.ranks_N)
 
 
-def rows_of(clock: fine_kernels.Clock, options: argparse.Namespace) -> list[dict[str, Any]]:
+def rows_of(clock: AnyClock, options: argparse.Namespace) -> list[dict[str, Any]]:
     found = []
     other = reference.row_scores if options.dry else of_vllm
     for dtype, rows, top_k in itertools.product(("bfloat16", "float32"), options.rows, options.top_k):

@@ -284,7 +284,7 @@ def test_no_budget_of_checked_drafts_gains_by_its_call(tables: ModuleType, monke
     }
     monkeypatch.setattr(drafts, "CALLS", tuple(calls))
     monkeypatch.setattr(drafts, "results", lambda name, kind: calls[name])
-    assert drafts.speeds() == {("512", "steady"): 3.9, ("512-4x2", "steady"): 4.2}
+    assert drafts.speeds() == {("512", "steady"): 3.9, ("512_4x2", "steady"): 4.2}
 
 
 ABSOLUTE_PATH = re.compile(r"(?<![\w./])/\w")

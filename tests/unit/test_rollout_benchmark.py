@@ -427,7 +427,6 @@ def test_the_page_shows_target_ratio_and_missing_moments_or_that_nothing_ran(
     pytest.importorskip("triton")
     render_fine = modules["render_fine"]
     monkeypatch.setattr(render_fine.record_tables, "RESULTS", tmp_path / "short")
-    render_fine.results.cache_clear()
     assert render_fine.fine_rollouts() == "Not run yet."
     call(rollout, tmp_path, "short", "--minutes", "8")
     lines = render_fine.fine_rollouts().splitlines()
@@ -446,8 +445,6 @@ def test_the_page_shows_target_ratio_and_missing_moments_or_that_nothing_ran(
     (record,) = (tmp_path / "short").glob("rollout-qwen3-1.7b-long-fine-*.json")
     for kind in ("wide", "wide-2x2"):
         shutil.copy(record, str(record).replace("-fine-", f"-{kind}-"))
-    render_fine.results.cache_clear()
     rows = [line.split("|") for line in render_fine.fine_rollouts().splitlines() if "| long |" in line]
     wide = "read 4 times as much"
     assert [(row[4].strip(), row[5].strip()) for row in rows] == [("2 x 2", wide), ("4 x 4", wide), ("4 x 4", "dense")]
-    render_fine.results.cache_clear()

@@ -11,6 +11,7 @@ from types import ModuleType
 
 import pytest
 
+from sparroll import records
 from sparroll.attention.selectors import PageMean, QuantizedMean, Quest, Remainder, Selector, Streaming
 from sparroll.calibrate.choice import Machine
 from sparroll.cli.plan import text
@@ -50,7 +51,7 @@ def test_what_is_shipped_is_what_the_script_makes_of_the_records(script: ModuleT
 def test_a_sparse_layer_takes_what_it_took_on_the_gpu(script: ModuleType, h200: KernelTimes) -> None:
     """Within 6 % over 32 layers of six selectors, with equal and mixed contexts, and mostly within 2.5 %; but one layer of
     pages, whose own kernels took less beside it, within 9 %."""
-    errors = script.layer_errors(h200, script.kernel_records(script.GPUS[0]))
+    errors = script.layer_errors(h200, *script.timed_layers(script.GPUS[0]))
     assert len(errors) == 4 * 6 + 2 * 4 and {key[1] for key in errors} == {512, 1024, 4096}
     *others, largest = sorted(abs(error) for error in errors.values())
     assert others[-1] < 0.06 and largest < 0.09
@@ -67,9 +68,25 @@ def test_a_sparse_layer_takes_what_it_took_on_the_gpu(script: ModuleType, h200: 
 
 
 def test_a_further_record_adds_only_the_units_that_the_first_one_lacks(script: ModuleType) -> None:
-    (_, first), (record, further) = script.kernel_records(script.GPUS[0])
-    assert any(row["units"] == "4x4 equal" for row in record["results"]["rows"])
-    assert script.kinds_of(further) == ["4x2", "2x1"] and not further.keys() & first.keys()
+    about = script.GPUS[0]
+    first, further = (records.read(RECORDS / f"{name}.json")["results"]["rows"] for name in about["kernels"])
+    both = {row["units"] for row in first} & {row["units"] for row in further}
+    assert both == {"4x4 equal", "4x4 mixed"}
+    _, timed = script.timed_layers(about)
+    took = {(row["units"], row["kv_budget_tokens"], row["kernel"]): 1e-6 * row["graph_us"] for row in first}
+    assert timed["4x4 equal", 512]["scores"] == took["4x4 equal", 512, "scores"]
+    assert script.kinds_of(timed) == ["4x4", "2x2", "1x1", "page_mean", "4x2", "2x1"]
+
+
+def test_records_of_other_requests_are_not_put_together(script: ModuleType, tmp_path: Path, monkeypatch) -> None:
+    about = script.GPUS[0]
+    for name in about["kernels"]:
+        record = records.read(RECORDS / f"{name}.json")
+        record["config"]["requests"] += name == about["kernels"][1]
+        (tmp_path / f"{name}.json").write_text(json.dumps(record))
+    monkeypatch.setattr(script, "RESULTS", tmp_path)
+    with pytest.raises(AssertionError, match="differ in .*requests"):
+        script.timed_layers(about)
 
 
 def test_the_kernels_of_an_older_record_took_longer_at_other_contexts_as_well() -> None:
