@@ -214,6 +214,11 @@ def _choose(
                     candidates + (request * tl.num_programs(0) + head) * ROOM, units, wanted, UNITS_PER_BLOCK, LANES,
                     ROWS, QUADS, LOADED, WITH_PAGES, COMPILED, PEAK_LANES,
                 )  # fmt: skip
+            elif units <= LANES:
+                _choose_of_few(
+                    scores_row, ids_row, pages_row, table_row, units, wanted, UNITS_PER_BLOCK, LANES, LOADED, WITH_PAGES,
+                    COMPILED,
+                )  # fmt: skip
             elif units <= 2 * LANES:
                 _choose_of_few(
                     scores_row, ids_row, pages_row, table_row, units, wanted, UNITS_PER_BLOCK, 2 * LANES, LOADED,
