@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
-from typing import Any
 
 import kernel_times
 from claim_words import Claims, Figures, bare, down, up
@@ -14,23 +13,6 @@ from record_tables import results
 from sparroll.attention.selectors import PageMean
 from sparroll.plan.kernel_times import kernel_times_of
 from sparroll.plan.speedup import plan
-
-LAYOUT = ("warps", "rows", "lane_rows", "candidates", "packed", "joined")
-
-
-def choice() -> Figures:
-    """The kernel of today, and the fastest layout of the one that holds all scores, each in its slower kind of contexts."""
-    said: dict[str, str] = {}
-    for name, size in (("few", "7500 -> 256"), ("many", "15000 -> 512")):
-        layouts: dict[tuple[Any, ...], float] = {}
-        for row in results("choice-sweep-h200", "choice-sweep")["rows"]:
-            if row["size"] == size and "us" in row and "until" not in row and row["kernel"] in ("present", "candidate"):
-                key = (row["kernel"], *(row.get(each) for each in LAYOUT))
-                layouts[key] = max(layouts.get(key, 0.0), row["us"])
-        fastest = min(us for key, us in layouts.items() if key[0] == "candidate")
-        present = next(us for key, us in layouts.items() if key[0] == "present")
-        said |= {f"{name}_held": up(fastest), f"{name}_present": down(present)}
-    return said
 
 
 def engines_kernels() -> Figures:
@@ -61,7 +43,7 @@ def engines_kernels() -> Figures:
 
 def engines_kernels_on_h200() -> Figures:
     """Of the kernels of the last record with equal contexts on an H200, of 4 x 4 and 2 x 2."""
-    found = results("fine-kernels-engines-h200", "fine-kernels")
+    found = results("fine-kernels-low-bits-h200", "fine-kernels")
     rows = {
         (row["units"].split()[0], row["kv_budget_tokens"], row["kernel"]): row
         for row in found["rows"]
@@ -123,12 +105,13 @@ def reading_plans() -> Figures:
 
 
 def peaks() -> Figures:
-    """What peaks of scores change on an H200, in us and in % of a layer."""
-    found = results("fine-kernels-engines-h200", "fine-kernels")
-    took: dict[str, dict[tuple[str, int, str], float]] = {
-        kind: {(row["units"], row["kv_budget_tokens"], row["kernel"]): row["graph_us"] for row in found[kind]}
-        for kind in ("rows", "without_peaks")
-    }
+    """What peaks of scores change on an H200, in us and in % of a layer; 1 x 1 is of an earlier record."""
+    took: dict[str, dict[tuple[str, int, str], float]] = {}
+    for kind in ("rows", "without_peaks"):
+        took[kind] = {}
+        for name in ("fine-kernels-engines-h200", "fine-kernels-low-bits-h200"):
+            rows = results(name, "fine-kernels")[kind]
+            took[kind] |= {(row["units"], row["kv_budget_tokens"], row["kernel"]): row["graph_us"] for row in rows}
 
     def us(kind: str, kernel: str, budget: int) -> float:
         return took[kind]["2x2 equal", budget, kernel]
@@ -145,7 +128,8 @@ def peaks() -> Figures:
         **{f"layer_{budget}": up(us("rows", "sparse layer", budget)) for budget in budgets},
         **{f"layer_{budget}_bare": down(us("without_peaks", "sparse layer", budget)) for budget in budgets},
         "scores": up(max(us("rows", "scores", budget) - us("without_peaks", "scores", budget) for budget in budgets)),
-        **{f"mixed_{budget}": up(more("2x2 mixed", budget)) for budget in budgets},
+        "mixed_less": down(-more("2x2 mixed", 512)),
+        "mixed_more": up(more("2x2 mixed", 1024)),
         **{f"single_{budget}": up(took["rows"]["1x1 equal", budget, "choice"]) for budget in budgets},
         **{f"single_{budget}_bare": down(took["without_peaks"]["1x1 equal", budget, "choice"]) for budget in budgets},
         "large": up(more("2x2 equal", 4096)),
@@ -200,6 +184,12 @@ def mixed_requests() -> Figures:
 
 PAGES: Mapping[str, Claims] = {
     "docs/selectors.md": {
+        "takes {4x4_with_1024} us at a budget of 1,024, where one without a remainder takes {4x4_1024} us, and one of 2 x 2 "
+        "takes {2x2_with_1024} us instead of {2x2_1024} (": engines_kernels,
+        "which take {scores_4x4} and {scores_2x2} us there, and 512 tokens that need not be read spare {spared} "
+        "us.": engines_kernels,
+    },
+    "docs/small-pages.md": {
         "With 512 of 30,000 tokens on an H200 it takes {layer_4x2} us, where 4 x 4 takes {layer_4x4} us in the same call "
         "and 2 x 1 {layer_2x1} us": half_the_bytes,
         "With contexts of mixed lengths these are {layer_4x2_mixed}, {layer_4x4_mixed} and {layer_2x1_mixed} "
@@ -207,14 +197,10 @@ PAGES: Mapping[str, Claims] = {
         "The scores of 4 x 2 take {scores_4x2} us instead of {scores_4x4}, and those of 2 x 1 {scores_2x1} us": (
             half_the_bytes
         ),
-        "made the same choice in {few_held} us where that one took {few_present} us in the same call (15,000 pages: "
-        "{many_held} and {many_present} us;": choice,
         "takes {4x4_1024} us at a budget of 1,024 with 4 x 4 and {page_mean_1024} us with `page_mean`, at 512 {4x4_512} and "
         "{page_mean_512} us.": engines_kernels,
         "Scores of 4 x 4 take {scores} times as long as their bytes, attention {more} times at 1,024 tokens and {few} "
         "times at 512, the choice among 7,500 pages {choice} us and that among 15,000 {choice_2x2} us": engines_kernels,
-        "takes {4x4_with_1024} us at a budget of 1,024, where one without a remainder takes {4x4_1024} us, and one of 2 x 2 "
-        "takes {2x2_with_1024} us instead of {2x2_1024} (": engines_kernels,
         "With 40 requests somewhere in their responses, whose budgets are {mean} tokens on average, attention takes "
         "{took_40} us on an H200 where its bytes take {bytes_40} at copy speed, and with 64 requests {took_64} where they "
         "take {bytes_64}": (reading_plans),
@@ -232,11 +218,10 @@ PAGES: Mapping[str, Claims] = {
         "{layer_512} and {layer_1024} us with them, and {layer_512_bare} and {layer_1024_bare} us without.": peaks,
         "Among the 30,000 pages of 1 x 1 it takes {single_512} and {single_1024} us, and {single_512_bare} and "
         "{single_1024_bare} us without peaks.": peaks,
-        "a layer with 2 x 2 takes {mixed_512} and {mixed_1024} % more than without.": peaks,
+        "a layer with 2 x 2 takes {mixed_less} % less than without at a budget of 512, and {mixed_more} % more at "
+        "1,024.": peaks,
         "There a layer with 1 x 1 takes at least {single} % less with them.": peaks,
         "there peaks make a layer {large} % slower": peaks,
-        "which take {scores_4x4} and {scores_2x2} us there, and 512 tokens that need not be read spare {spared} "
-        "us.": engines_kernels,
     },
     "docs/plan.md": {
         "The sums are at most {worst} % off the layers that were timed as a whole, and {half} % or less for half of "

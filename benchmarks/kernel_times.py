@@ -39,7 +39,7 @@ GPUS = (
     {
         "gpu": "H200",
         "names": ["H200", "NVIDIA H200"],
-        "kernels": ["fine-kernels-engines-h200", "fine-kernels-low-bits-h200"],
+        "kernels": ["fine-kernels-low-bits-h200", "fine-kernels-engines-h200"],
         "choices": "choice-sweep-engines-h200",
         "steps": "decode-step-qwen3-1.7b-h200",
     },

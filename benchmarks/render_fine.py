@@ -154,4 +154,30 @@ def fine_profiles() -> str:
     return "\n" + table(["step", "kernels", "ms", "of its bytes, ms"], rows) if rows else ""
 
 
-TABLES = {"fine-rollouts": fine_rollouts}
+LAYER_RECORDS = ("fine-kernels-low-bits-h200", "fine-kernels-engines-h200")
+"""The first one counts where both have a kind of units."""
+LAYER_BUDGETS = (512, 1024, 4096)
+LENGTHS = ("equal", "mixed")
+
+
+def layer_times() -> str:
+    """What a layer takes on an H200, in us, by units, budget and whether all contexts are equally long."""
+    took: dict[str, dict[tuple[str, int], float]] = {}
+    for name in LAYER_RECORDS:
+        known = set(took)
+        for row in results(name, "fine-kernels")["rows"]:
+            units, lengths = row["units"].split()
+            if row["kernel"] == "sparse layer" and units not in known and "+" not in units:
+                took.setdefault(units, {})[lengths, row["kv_budget_tokens"]] = row["graph_us"]
+    rows = [
+        [
+            units.replace("x", " x ") if units != "page_mean" else "`page_mean`, 16 tokens",
+            *(rounded_up(us[lengths, budget], 0) for lengths in LENGTHS for budget in LAYER_BUDGETS),
+        ]
+        for units, us in sorted(took.items(), key=lambda each: each[1]["mixed", LAYER_BUDGETS[0]])
+    ]
+    heads = [f"{budget:,}{'' if lengths == 'equal' else ', mixed'}" for lengths in LENGTHS for budget in LAYER_BUDGETS]
+    return table(["pages", *heads], rows)
+
+
+TABLES = {"fine-rollouts": fine_rollouts, "layer-times": layer_times}
