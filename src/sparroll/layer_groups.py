@@ -3,6 +3,9 @@ several groups are written. Nothing here knows what a budget means (see schedule
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 from sparroll.errors import UserError
 from sparroll.types import is_whole
 
@@ -62,6 +65,42 @@ def check_cover(layer_groups: LayerGroups, dense_layers: tuple[int, ...], layers
             f"layer_groups leaves out the layers {missing} of the model, which has layers 0..{layers - 1}",
             "put each of them into a group, or into dense_layers",
         )
+
+
+@dataclass(frozen=True)
+class Proportions:
+    """Groups of layers whose budgets keep a fixed proportion, so that a single number says the budgets of all of them.
+
+    >>> Proportions(((0, 1), (2, 3, 4, 5)), (4, 1)).budgets(512)
+    (2048, 512)
+    """
+
+    layer_groups: LayerGroups
+    """Together all sparse layers of the model."""
+    times: tuple[int, ...]
+    """How many times the budget each group reads; 1 for at least one of them."""
+
+    def __post_init__(self) -> None:
+        if len(self.times) != len(self.layer_groups):
+            raise UserError(
+                f"{len(self.layer_groups)} groups of layers and {len(self.times)} numbers of times: "
+                f"{'/'.join(map(str, self.times))}",
+                "give one number for each group, for example 4/1",
+            )
+        if not all(is_whole(each) and each >= 1 for each in self.times) or min(self.times, default=1) != 1:
+            raise UserError(
+                f"the proportion of budgets must be of whole numbers, the least of which is 1, got "
+                f"{'/'.join(map(str, self.times))}",
+                "for example 4/1: the first group reads four times what the second one does",
+            )
+
+    def budgets(self, kv_budget_tokens: int) -> tuple[int, ...]:
+        """The budget of each group, where those that read least have this one."""
+        return tuple(times * kv_budget_tokens for times in self.times)
+
+    def table(self) -> dict[str, Any]:
+        """Plain data."""
+        return {"layer_groups": [list(group) for group in self.layer_groups], "times": list(self.times)}
 
 
 def budgets_in_words(kv_budget_tokens: int | tuple[int, ...]) -> str:

@@ -246,7 +246,7 @@ def predicted_drafts(sweep: Sweep, schedule: Schedule) -> float:
     here = [
         count / whole * np.interp(np.log(budget), budgets, excess)
         for start, (end, count) in tokens.items()
-        if partly(budget := schedule.kv_budget_tokens(start), end)
+        if partly(budget := min(schedule.step_at(start).budgets), end)
     ]
     behind_stop = total.drafted_per_kept - replace(total, behind_stop_tokens=0).drafted_per_kept
     return nothing_taken_back * (1 + float(sum(here))) + behind_stop

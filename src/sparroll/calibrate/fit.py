@@ -62,7 +62,7 @@ class Unmeasured:
 
     def note(self, schedule: Schedule, fitted: Schedule) -> str:
         """The note about `schedule`, in which budgets may be larger than in the fitted one."""
-        budget = schedule.step_at(self.context_tokens).kv_budget_tokens
+        budget = " / ".join(map(str, schedule.step_at(self.context_tokens).budgets))
         raised = self.source_tokens is not None and (
             schedule.step_at(self.source_tokens).kv_budget_tokens != fitted.step_at(self.source_tokens).kv_budget_tokens
         )
@@ -78,6 +78,10 @@ class FittedSchedule:
     notes: tuple[str, ...]
     gaps: tuple[Unmeasured, ...] = ()
     """Those notes that name budgets of lengths without data."""
+
+    def with_schedule(self, schedule: Schedule) -> FittedSchedule:
+        """The same choice with another form of the schedule, whose budgets the notes then name."""
+        return replace(self, schedule=schedule, notes=self.notes_under(schedule))
 
     def notes_under(self, schedule: Schedule) -> tuple[str, ...]:
         """The notes with the budgets of this schedule, which a verification may have raised."""

@@ -11,7 +11,15 @@ from typing import Any
 from sparroll import records
 from sparroll.attention.selectors import PageMean, Selector
 from sparroll.calibrate.allocation.tradeoff import trade_off, with_verification
-from sparroll.calibrate.allocation.wanted import Objective, Tradeoff, Wanted, check_limit, limits_given, selector_label
+from sparroll.calibrate.allocation.wanted import (
+    Objective,
+    Tradeoff,
+    Wanted,
+    check_limit,
+    check_proportions,
+    limits_given,
+    selector_label,
+)
 from sparroll.calibrate.bounds import NO_BOUNDS, BlindSpots, holding
 from sparroll.calibrate.choice import CheckChoice, Machine, choose, with_reasons
 from sparroll.calibrate.defaults import VERIFY_ROUNDS
@@ -27,7 +35,7 @@ from sparroll.calibrate.verify import Bound, Verification, verify
 from sparroll.control.impossible_limit import ImpossibleLimit
 from sparroll.draft_check import DraftCheck
 from sparroll.errors import UserError
-from sparroll.layer_groups import LayerGroups
+from sparroll.layer_groups import LayerGroups, Proportions
 from sparroll.locks import locked
 from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
 from sparroll.models import fingerprint
@@ -127,6 +135,7 @@ def calibrate(
     also_selectors: Sequence[Selector] = (),
     dense_layers: tuple[int, ...] = (0, 1),
     layer_groups: LayerGroups = (),
+    proportions: Proportions | None = None,
     objective: Objective = "time",
     step_time_share: float | None = None,
     at_time_of: Schedule | None = None,
@@ -154,7 +163,8 @@ def calibrate(
     that of the schedule `at_time_of`. Times are predicted for a model of this `shape`, by default the study's, on this
     `hardware`: by a roofline, or by a `time_model` of steps that were measured there.
     also_selectors: are swept like `selector`, in folders of their own, and the best one is taken.
-    layer_groups: are varied alone, and get budgets of their own.
+    layer_groups: are varied alone, and get budgets of their own.  proportions: groups of layers that read so many times each
+    of `budgets`, with checks or at the objective "time" of one selector.
     most_budgets: at most so many of `budgets` are run in each sweep; None: all. Where the cheapest budgets that hold a
     target are looked for, they are narrowed down (effort/coarse_to_fine.py), else they are spread over the grid. The
     verification raises budgets to the next one of the whole grid.
@@ -174,6 +184,7 @@ def calibrate(
     selectors = [selector or PageMean(), *also_selectors]
     limits = limits_given(step_time_share, at_time_of)
     _check_asked(study, wanted, limits, selectors, checks, layer_groups, budgets)
+    check_proportions(proportions, wanted, bool(checks), layer_groups, len(selectors))
     weighs_time = bool(checks) or objective != "time" or len(selectors) > 1
     shape = (shape or model_shape(study.scorer.model.config)) if weighs_time else None
     if at_time_of is not None and shape is not None:
@@ -186,7 +197,9 @@ def calibrate(
         for each in selectors:
             check_something_is_sparse(study, min(budgets), each, dense_layers)
 
-    common = {"budgets": budgets, "dense_layers": dense_layers, "on_ceiling": on_ceiling}
+    common: dict[str, Any] = {"budgets": budgets, "dense_layers": dense_layers, "on_ceiling": on_ceiling}
+    if proportions is not None:
+        common["proportions"] = proportions
     with locked(out, "sparroll calibrate"):
         fine = Fine(wanted, most_budgets, narrow=not weighs_time and not layer_groups)
         sweeps = _sweeps(study, out, selectors, checks, layer_groups, fine, on_progress, **common)
@@ -206,6 +219,7 @@ def calibrate(
                 bound=bound,
                 most_rounds=verify_rounds,
                 bounds=wanted.bounds,
+                proportions=proportions,
                 on_progress=on_progress,
                 **_least(wanted),
             )

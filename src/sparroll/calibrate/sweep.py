@@ -18,7 +18,7 @@ from sparroll.calibrate.store import Store, fingerprint, measured_all, measureme
 from sparroll.calibrate.target import Target, cells_for
 from sparroll.draft_check import DraftCheck
 from sparroll.errors import UserError
-from sparroll.layer_groups import LayerGroups
+from sparroll.layer_groups import LayerGroups, Proportions
 from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
 from sparroll.progress import OnProgress, Stages
 from sparroll.schedule import Schedule, Step, check_budget
@@ -40,6 +40,8 @@ class Sweep:
     measurements: tuple[Measurement, ...]
     check: DraftCheck | None = None
     """How the drafts of all measurements but the ceiling were checked."""
+    proportions: Proportions | None = None
+    """Groups of layers that read so many times the budget; None: all sparse layers read the same."""
     layer_groups: LayerGroups = ()
     """Groups of layers that were varied alone; empty: all layers had the same budget."""
     alone: tuple[tuple[Measurement, ...], ...] = ()
@@ -53,7 +55,7 @@ class Sweep:
     @property
     def grid(self) -> list[int]:
         """All budgets that were measured, in rising order; where groups were varied alone, in every one of them."""
-        return sorted({*self.budgets, *(_least_budget(each) for own in self.alone for each in own)})
+        return sorted({*self.budgets, *(_budget(each) for own in self.alone for each in own)})
 
     def parts(self, layers: int) -> list[tuple[int, list[Cell]]]:
         """(Number of layers, cells) of what was varied in a model of that many layers: the groups, or all sparse
@@ -61,7 +63,7 @@ class Sweep:
         if not self.layer_groups:
             return [(layers - len(self.dense_layers), self.cells())]
         return [
-            (len(group), [*(cell for each in own for cell in _cells(each, _least_budget(each))), *self.cells()])
+            (len(group), [*(cell for each in own for cell in self.cells_of(each)), *self.cells()])
             for group, own in zip(self.layer_groups, self.alone, strict=True)
         ]
 
@@ -75,7 +77,7 @@ class Sweep:
         return [cell for each in self.measurements for cell in self.cells_of(each, target)]
 
     @staticmethod
-    def cells_of(measurement: Measurement, target: Target) -> list[Cell]:
+    def cells_of(measurement: Measurement, target: Target = ACCEPTANCE) -> list[Cell]:
         """Those of one of its measurements."""
         return cells_for(target, measurement, _budget(measurement))
 
@@ -94,7 +96,7 @@ class Sweep:
         made_by: dict[str, Any] | None = None,
         name: str = "calibrated",
     ) -> FittedSchedule:
-        """The cheapest schedule that meets the target; see `fit_schedule`. It has the sweep's check."""
+        """The cheapest schedule that meets the target; see `fit_schedule`. It has the sweep's check and proportions."""
         fitted = fit_schedule(
             self.cells(target),
             target=target,
@@ -111,7 +113,8 @@ class Sweep:
             made_by=made_by,
             name=name,
         )
-        return replace(fitted, schedule=replace(fitted.schedule, check=self.check))
+        schedule = replace(fitted.schedule, check=self.check).in_proportion(self.proportions)
+        return fitted.with_schedule(schedule)
 
     def table(self) -> dict[str, Any]:
         """Plain data for a JSON record."""
@@ -120,6 +123,7 @@ class Sweep:
             "selector": self.selector.table(),
             "dense_layers": list(self.dense_layers),
             **({"check": self.check.table()} if self.check else {}),
+            **({"proportions": self.proportions.table()} if self.proportions else {}),
             "dense_ceiling": measurement_table(self.ceiling),
             "budgets": [{"kv_budget_tokens": _budget(each), **measurement_table(each)} for each in self.measurements],
             **({"layer_groups": self._groups_table()} if self.layer_groups else {}),
@@ -129,7 +133,7 @@ class Sweep:
         return [
             {
                 "layers": list(group),
-                "budgets": [{"kv_budget_tokens": _least_budget(each), **measurement_table(each)} for each in own],
+                "budgets": [{"kv_budget_tokens": _budget(each), **measurement_table(each)} for each in own],
             }
             for group, own in zip(self.layer_groups, self.alone, strict=True)
         ]
@@ -143,12 +147,14 @@ def sweep(
     selector: Selector | None = None,
     dense_layers: tuple[int, ...] = (0, 1),
     check: DraftCheck | None = None,
+    proportions: Proportions | None = None,
     on_ceiling: Callable[[Measurement], None] | None = None,
     on_progress: OnProgress | None = None,
 ) -> Sweep:
     """Measure `budgets` (tokens) and the dense ceiling into the folder `out`.
 
     check: how the dense policy checks what is drafted under each budget; the dense ceiling is that of dense rollouts.
+    proportions: groups of layers that read so many times each of the budgets.
     on_ceiling: called with the dense ceiling before the first budget is measured; what it raises ends the sweep there.
 
     A second call with the same settings continues where the first was interrupted, and may add budgets and checks.
@@ -158,16 +164,18 @@ def sweep(
     """
     selector = selector or PageMean()
     grid = _grid(study, budgets, selector, dense_layers)
-    check_measurable(_fixed(grid[0], selector, dense_layers, check), study.settings)
-    store = Store(out, sweep_fingerprint(study, selector, dense_layers))
+    schedules = [_fixed(budget, selector, dense_layers, check).in_proportion(proportions) for budget in grid]
+    schedules[0].check_layers(study.layers)
+    check_measurable(schedules[0], study.settings)
+    store = Store(out, sweep_fingerprint(study, selector, dense_layers, proportions))
     stages = Stages(on_progress, 1 + len(grid))
     ceiling = store.ceiling(study, stages.next("dense ceiling"))
     if on_ceiling is not None:
         on_ceiling(ceiling)
-    asked = {budget_name(budget, check): _fixed(budget, selector, dense_layers, check) for budget in grid}
+    asked = {budget_name(budget, check): schedule for budget, schedule in zip(grid, schedules, strict=True)}
     measurements = _measured(study, store, asked, ceiling, stages)
     stages.end()
-    return Sweep(study.settings, selector, dense_layers, ceiling, tuple(measurements), check)
+    return Sweep(study.settings, selector, dense_layers, ceiling, tuple(measurements), check, proportions)
 
 
 def _measured(
@@ -283,9 +291,12 @@ def _fixed(budget: int, selector: Selector, dense_layers: tuple[int, ...], check
     return schedule.checked(check.window_tokens, check.floor) if check else schedule
 
 
-def sweep_fingerprint(study: Study, selector: Selector, dense_layers: tuple[int, ...]) -> dict[str, Any]:
+def sweep_fingerprint(
+    study: Study, selector: Selector, dense_layers: tuple[int, ...], proportions: Proportions | None = None
+) -> dict[str, Any]:
     """What must be the same when a sweep is resumed."""
-    return {"selector": selector.table(), "dense_layers": list(dense_layers), **fingerprint(study)}
+    found = {"selector": selector.table(), "dense_layers": list(dense_layers)}
+    return found | ({"proportions": proportions.table()} if proportions else {}) | fingerprint(study)
 
 
 def _grid(study: Study, budgets: Sequence[int], selector: Selector, dense_layers: tuple[int, ...]) -> list[int]:
@@ -307,15 +318,7 @@ def _longest_context(study: Study) -> int:
     return max(len(rollout.prompt_ids) for rollout in rollouts) + study.settings.max_new_tokens - 1
 
 
-def _cells(measurement: Measurement, kv_budget_tokens: int) -> list[Cell]:
-    return cells_for(ACCEPTANCE, measurement, kv_budget_tokens)
-
-
-def _least_budget(measurement: Measurement) -> int:
+def _budget(measurement: Measurement) -> int:
+    """That of the group of layers which reads least: the one that is varied, or the one that the proportions count by."""
     assert measurement.schedule is not None, "a swept measurement has a schedule"
     return min(measurement.schedule.steps[0].budgets)
-
-
-def _budget(measurement: Measurement) -> int:
-    assert measurement.schedule is not None, "a swept measurement has a schedule"
-    return measurement.schedule.steps[0].budgets[0]

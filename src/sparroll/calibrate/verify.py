@@ -19,6 +19,7 @@ from sparroll.calibrate.store import Store, measurement_table
 from sparroll.calibrate.sweep import sweep_fingerprint
 from sparroll.calibrate.target import Target, cells_for, in_words, level, needed_tokens
 from sparroll.control.impossible_limit import ImpossibleLimit
+from sparroll.layer_groups import Proportions
 from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
 from sparroll.progress import OnProgress
 from sparroll.schedule import Schedule, Step
@@ -64,6 +65,7 @@ def verify(
     bound: Bound = "low",
     most_rounds: int = 4,
     bounds: BlindSpots = NO_BOUNDS,
+    proportions: Proportions | None = None,
     min_tokens: int = MIN_TOKENS,
     min_rollouts: int = LEAST_ROLLOUTS,
     on_progress: OnProgress | None = None,
@@ -72,11 +74,13 @@ def verify(
 
     notches: budgets in tokens, usually the sweep's grid. bound: what must meet the target, the measured quantile
     ("value") or the lower end of its interval ("low"). bounds: a bin that breaks one of them misses the target, too.
+    proportions: those of the sweep; a group then goes to its number of times the next notch.
     Round k draws its rollouts with the seed settings.seed + 1 + k, so none of them took part in the fit. Ends when all
     bins meet the target, when no budget can be raised, or after `most_rounds`. Finished rounds are kept in `out` and not
     repeated.
     """
-    store = Store(Path(out), sweep_fingerprint(study, schedule.selector, schedule.dense_layers))
+    store = Store(Path(out), sweep_fingerprint(study, schedule.selector, schedule.dense_layers, proportions))
+    times = proportions.times if proportions else (1,) * len(schedule.groups)
     rounds: list[Measurement] = []
     notes: list[str] = []
     while True:
@@ -90,7 +94,7 @@ def verify(
         low |= {cell.name for cell in judged if cell.high < level(target)}
         broken = {cell.name: bounds.broken(measurement, cell.from_context_tokens) for cell in judged}
         missed = [cell for cell in judged if cell.name in low or broken[cell.name]]
-        raised = _raised(schedule, missed, notches) if len(rounds) < most_rounds else schedule
+        raised = _raised(schedule, missed, notches, times) if len(rounds) < most_rounds else schedule
         notes += [
             _said(cell, len(rounds), target if cell.name in low else None, bound, broken[cell.name], schedule, raised)
             for cell in missed
@@ -122,16 +126,16 @@ def _same(one: Schedule, other: Schedule) -> bool:
     return one.plain_budgets() == other.plain_budgets() and one.check == other.check
 
 
-def _raised(schedule: Schedule, missed: Sequence[Cell], notches: Sequence[int]) -> Schedule:
-    """The schedule with the next notch in each bin that missed, for every group of layers, and at least as much in the
-    longer bins that read as much before."""
+def _raised(schedule: Schedule, missed: Sequence[Cell], notches: Sequence[int], times: Sequence[int]) -> Schedule:
+    """The schedule with the next notch in each bin that missed, for every group of layers its number of times of it, and at
+    least as much in the longer bins that read as much before."""
     raised = schedule
     for cell in missed:
         start, end = cell.from_context_tokens, cell.to_context_tokens
         before = _budgets(schedule, schedule.step_at(start))
         after = [
-            min((notch for notch in notches if notch > budget and budget < end - 1), default=budget)
-            for budget in before
+            min((many * notch for notch in notches if many * notch > budget and budget < end - 1), default=budget)
+            for budget, many in zip(before, times, strict=True)
         ]
         if after != before:
             raised = _at_least(raised, start, before, after)

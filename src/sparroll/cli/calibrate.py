@@ -62,6 +62,7 @@ def calibrate(
     dense_layers: options.DenseLayers = "0,1",
     also_selector: own_options.AlsoSelector = None,
     layer_groups: own_options.LayerGroups = None,
+    group_times: own_options.GroupTimes = None,
     verify_rounds: own_options.VerifyRounds = VERIFY_ROUNDS,
     verify_bound: own_options.VerifyBound = "low",
     evaluation: own_options.OneEvaluation = None,
@@ -108,6 +109,8 @@ def calibrate(
         max_new_tokens=max_new_tokens, mode=mode, samples=samples, temperature=temperature,  # type: ignore[arg-type]
         estimator=estimator, bin_tokens=bin_tokens, seed=seed,
     )  # fmt: skip
+    groups = asked.groups_of(layer_groups)
+    proportions = asked.proportions_of(groups, group_times)
     candidates = asked.Candidates(
         budgets=budget or [pages * 16 for pages in PUBLISHED_PAGES],
         selector=selector_from(
@@ -116,7 +119,8 @@ def calibrate(
         dense_layers=named.layer_numbers(dense_layers),
         checks=asked.checks_of(check_windows, check_floors),
         also_selectors=[selector_from(each) for each in also_selector or []],
-        layer_groups=asked.groups_of(layer_groups),
+        layer_groups=() if proportions else groups,
+        proportions=proportions,
         most_budgets=most_budgets or (None if budget else MOST_BUDGETS),
     )
     asked.check_bounded(check_over_2_nats, candidates.checks)
@@ -163,6 +167,7 @@ def calibrate(
                 also_selectors=candidates.also_selectors,
                 dense_layers=candidates.dense_layers,
                 layer_groups=candidates.layer_groups,
+                proportions=candidates.proportions,
                 most_budgets=candidates.most_budgets,
                 objective=objective,  # type: ignore[arg-type]
                 step_time_share=step_time_share,

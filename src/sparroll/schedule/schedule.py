@@ -20,7 +20,7 @@ from sparroll.attention.selectors import PageMean, Selector
 from sparroll.attention.selectors.base import Counts
 from sparroll.draft_check import DraftCheck
 from sparroll.errors import UserError
-from sparroll.layer_groups import LayerGroups, check_cover, check_groups
+from sparroll.layer_groups import LayerGroups, Proportions, check_cover, check_groups
 from sparroll.models.fingerprint import ModelFingerprint
 from sparroll.presets import is_inline, read_table
 from sparroll.schedule.file_tables import fields_of, table_of
@@ -186,6 +186,20 @@ class Schedule:
             dense_layers=dense_layers,
             name=f"fixed-{kv_budget_tokens}",
         )
+
+    def in_proportion(self, proportions: Proportions | None) -> Schedule:
+        """The same schedule with groups of layers that read their number of times its budgets; None: it stays as it is.
+        Raises UserError where it has groups already."""
+        if proportions is None:
+            return self
+        if self.layer_groups:
+            raise UserError(
+                f"the schedule {self.name!r} has budgets by groups of layers already", "give a schedule without groups"
+            )
+        steps = tuple(
+            Step(step.from_context_tokens, proportions.budgets(step.budgets[0]), step.measured) for step in self.steps
+        )
+        return dataclasses.replace(self, steps=steps, layer_groups=proportions.layer_groups)
 
     def checked(self, window_tokens: int = 64, floor: float = 0.01) -> Schedule:
         """The same schedule with its drafts checked by the dense policy (see draft_check.py), in place of the check that

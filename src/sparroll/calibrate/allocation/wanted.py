@@ -17,7 +17,7 @@ from sparroll.calibrate.sweep import Sweep
 from sparroll.calibrate.target import Target, check_target, level, plain_target
 from sparroll.control.impossible_limit import ImpossibleLimit
 from sparroll.errors import UserError, nearest
-from sparroll.layer_groups import LayerGroups
+from sparroll.layer_groups import LayerGroups, Proportions
 from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
 from sparroll.mismatch.divergence import NATS
 from sparroll.rounding import percent_up, rounded_up
@@ -235,16 +235,37 @@ def check_limit(
         raise UserError(
             "checks of drafts are chosen for one budget in all sparse layers, and --layer-groups gives groups of them "
             "budgets of their own",
-            "leave --layer-groups out; or calibrate groups without checks, and give the file one: sparroll schedule check",
+            "keep the groups in a fixed proportion, for example --group-times 4/1; or calibrate them without checks, and "
+            "give the file one: sparroll schedule check",
         )
     if objective == "time" and layer_groups:
         raise UserError(
             "groups of layers get budgets of their own where a step's time is shared out, not with the objective time",
-            "add --objective kl --step-time-share 0.4",
+            "add --objective kl --step-time-share 0.4, or keep the groups in a fixed proportion: --group-times 4/1",
         )
     bounded = wanted.bounds.kl_at_most is not None or wanted.bounds.far_mass_at_most is not None
     if (objective != "time" or bounded) and not estimator.startswith("top_k"):
         raise without_lists(estimator)
+
+
+def check_proportions(
+    proportions: Proportions | None, wanted: Wanted, checked: bool, layer_groups: LayerGroups, selectors: int
+) -> None:
+    """Raise UserError where groups of layers cannot be kept in a fixed proportion."""
+    if proportions is None:
+        return
+    if layer_groups:
+        raise UserError("groups of layers are varied alone or keep a fixed proportion, not both", "give one of the two")
+    if wanted.objective != "time":
+        raise UserError(
+            f"with the objective {wanted.objective} groups of layers get budgets of their own, in no fixed proportion",
+            "leave --group-times out",
+        )
+    if selectors > 1 and not checked:
+        raise UserError(
+            "without checks several selectors are compared with one budget in all sparse layers",
+            "leave --also-selector out, and calibrate each selector by itself; or add --check-windows",
+        )
 
 
 def selector_label(selector: Selector) -> str:

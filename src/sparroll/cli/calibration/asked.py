@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 from sparroll.attention.selectors import Selector
-from sparroll.calibrate.allocation.wanted import Wanted, check_limit, limits_given
+from sparroll.calibrate.allocation.wanted import Wanted, check_limit, check_proportions, limits_given
 from sparroll.calibrate.effort.cost_ahead import CostAhead, Evaluation, cost_ahead
 from sparroll.calibrate.measure import MeasureSettings, check_measurable
 from sparroll.calibrate.run import begun_last, check_selectors
@@ -21,7 +21,7 @@ from sparroll.cli.shared import common
 from sparroll.control.impossible_limit import STATISTIC, ImpossibleLimit
 from sparroll.draft_check import DraftCheck
 from sparroll.errors import UserError, nearest
-from sparroll.layer_groups import LayerGroups
+from sparroll.layer_groups import LayerGroups, Proportions
 from sparroll.schedule import Schedule
 
 _MOST_LAYERS = 10_000
@@ -38,6 +38,8 @@ class Candidates:
     dense_layers: tuple[int, ...]
     layer_groups: LayerGroups
     checks: list[DraftCheck]
+    proportions: Proportions | None = None
+    """Groups of layers that read so many times each budget, in place of `layer_groups`, which are varied alone."""
     most_budgets: int | None = None
     """How many of the budgets are run in each sweep at most; None: all."""
 
@@ -64,7 +66,10 @@ class Candidates:
         selectors = (self.selector, *self.also_selectors)
         check_selectors(selectors, self.budgets)
         tried = [
-            Schedule.fixed(max(*self.budgets, each.least_budget_tokens), each, self.dense_layers) for each in selectors
+            Schedule.fixed(max(*self.budgets, each.least_budget_tokens), each, self.dense_layers).in_proportion(
+                self.proportions
+            )
+            for each in selectors
         ]
         if self.checks:
             longest = max(check.window_tokens for check in self.checks)
@@ -91,6 +96,7 @@ class Goal:
         selectors = 1 + len(candidates.also_selectors)
         groups = candidates.layer_groups
         check_limit(self.wanted, limits, bool(candidates.checks), groups, settings.estimator, selectors)
+        check_proportions(candidates.proportions, self.wanted, bool(candidates.checks), groups, selectors)
         check_sampled(self.wanted.target, settings)
 
     def table(self, candidates: Candidates) -> dict[str, Any]:
@@ -98,6 +104,8 @@ class Goal:
         bounds alone."""
         bounds, checks = self.wanted.bounds, candidates.checks
         table = {"target": plain_target(self.wanted.target)} | bounds.table()
+        if candidates.proportions:
+            table["proportions"] = candidates.proportions.table()
         if checks:
             table |= {
                 "checks": [check.table() for check in checks],
@@ -186,6 +194,20 @@ def groups_of(text: str | None) -> tuple[tuple[int, ...], ...]:
             f"--layer-groups takes two groups or more, got {text!r}", "separate them with a slash: 2-14/15-27"
         )
     return tuple(groups)
+
+
+def proportions_of(layer_groups: LayerGroups, text: str | None) -> Proportions | None:
+    """The groups in the proportion "4/1"; None if none is given."""
+    if text is None:
+        return None
+    if not layer_groups:
+        raise UserError(
+            f"--group-times {text} needs the groups of layers that it is for", "for example --layer-groups 0-1/2-27"
+        )
+    parts = [part.strip() for part in text.split("/")]
+    if not all(part.isdecimal() for part in parts):
+        raise UserError(f"--group-times takes whole numbers, got {text!r}", "for example 4/1")
+    return Proportions(layer_groups, tuple(map(int, parts)))
 
 
 def _numbers(name: str, text: str, kind: type[int] | type[float]) -> list[float]:

@@ -160,7 +160,17 @@ LayerGroups = Annotated[
     option(
         READING,
         "--layer-groups",
-        help="Budgets of their own for groups of layers, e.g. 2-14/15-27; needs an objective other than time.",
+        help="Budgets of their own for groups of layers, e.g. 2-14/15-27; needs an objective other than time, or "
+        "--group-times.",
+    ),
+]
+GroupTimes = Annotated[
+    str | None,
+    option(
+        READING,
+        "--group-times",
+        help="Keep the budgets of --layer-groups in this proportion, e.g. 4/1: the first group reads four times each "
+        "budget. With checks, or for one selector.",
     ),
 ]
 VerifyRounds = Annotated[
