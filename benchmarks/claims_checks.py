@@ -276,8 +276,8 @@ def default_cost() -> Figures:
 
 PAGES: Mapping[str, Claims] = {
     "README.md": {
-        "whole runs of Qwen3-1.7B's shape are {drained_512} to {steady_512} times as fast as dense ones, checks included. "
-        "With half the bits in the index they are {drained_512_4x2} to {steady_512_4x2} times as fast": beside_fastest_dense,
+        "rollouts of Qwen3-1.7B's shape are {drained_512} to {steady_512} times as fast as dense ones, checks included. "
+        "With two bits they are {drained_512_4x2} to {steady_512_4x2} times as fast": beside_fastest_dense,
     },
     "docs/results.md": {
         "128 tokens everywhere with a check are {drained} times as fast as dense attention on the drained set and {steady} "

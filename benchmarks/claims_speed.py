@@ -321,7 +321,7 @@ PAGES: Mapping[str, Claims] = {
         "of four tokens with four bits make rollouts {fours_slowest} to {fours_fastest} times as fast as dense ones, and "
         "of two tokens with two bits {pairs_slowest} to {pairs_fastest} times": small_units,
         "- Rollouts in vLLM are {slowest} to {fastest} times as fast as with stock FlashAttention 3": speedups,
-        "would be little faster: {least} to {most} % of its speed are reached by one [estimate](#results), and "
+        "would be little faster: our kernels reach {least} to {most} % of its speed by one [estimate](#results), and "
         "{least_fitted} to {most_fitted} % by another.": speedups,
         "with responses of 12K tokens is {sparse} times as fast: rollouts are {rollouts} % of the dense "
         "step.": training_step,

@@ -76,26 +76,36 @@ def load_of(units: str, budget: int, config: dict[str, Any]) -> LayerLoad:
 def timed_layers(about: dict[str, Any]) -> tuple[dict[str, Any], Timed]:
     """A GPU's first record of kernels, and the rows of all, which measured the same requests. Of a kind of unit only the
     first record counts that has it."""
-    found = [records.read(RESULTS / f"{name}.json", "fine-kernels") for name in about["kernels"]]
-    first, timed = found[0], Timed()
-    for record in found:
-        apart = [name for name in SIZES if record["config"][name] != first["config"][name]]
+    found, timed = kernel_records(about), Timed()
+    first, counts = next(iter(found.values())), record_of_kinds(about)
+    for name, record in found.items():
+        apart = [size for size in SIZES if record["config"][size] != first["config"][size]]
         assert not apart, f"records of kernels differ in {apart}"
-        before = kinds_of(timed)
         for row in record["results"]["rows"]:
-            if "+" not in row["units"] and kind_of(row["units"]) not in before:
+            if counts.get(kind_of(row["units"])) == name:
                 key = row["units"], row["kv_budget_tokens"]
                 timed.setdefault(key, {})[row["kernel"]] = row["graph_us"] * 1e-6
     return first, timed
 
 
+def kernel_records(about: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """A GPU's records of kernels, by name."""
+    return {name: records.read(RESULTS / f"{name}.json", "fine-kernels") for name in about["kernels"]}
+
+
+def record_of_kinds(about: dict[str, Any]) -> dict[str, str]:
+    """By kind of unit the name of the first record that has it; without those that have a remainder."""
+    found: dict[str, str] = {}
+    for name, record in kernel_records(about).items():
+        for row in record["results"]["rows"]:
+            if "+" not in row["units"]:
+                found.setdefault(kind_of(row["units"]), name)
+    return found
+
+
 def kind_of(units: str) -> str:
     """4x4 of "4x4 equal"."""
     return units.split()[0]
-
-
-def kinds_of(timed: Timed) -> list[str]:
-    return list(dict.fromkeys(kind_of(units) for units, _ in timed))
 
 
 def line(moved_bytes: list[float], seconds: list[float]) -> dict[str, float]:
@@ -132,7 +142,7 @@ def made(about: dict[str, Any]) -> dict[str, Any]:
     entry = {
         "gpu": about["gpu"],
         "names": about["names"],
-        "records": [*about["kernels"], about["choices"], about["steps"]],
+        "records": [about["choices"], about["steps"]],
         "copy_bytes_per_second": float(f"{record['results']['copy_bytes_per_second']:.4g}"),
         "dense_bytes_per_second": dense_rate(steps),
         "choice": {
@@ -145,12 +155,13 @@ def made(about: dict[str, Any]) -> dict[str, Any]:
         },
         "selectors": [],
     }
-    for kind in kinds_of(timed):
+    for kind, name in record_of_kinds(about).items():
         mine = [key for key in timed if kind_of(key[0]) == kind]
         scores = line([loads[key].index_bytes for key in mine], [timed[key]["scores"] for key in mine])
         attention = line([loads[key].kv_bytes for key in mine], [timed[key]["attention"] for key in mine])
         about_it = {
             "selector": timed_as(selector_of(kind)),
+            "record": name,
             "scores": scores,
             "attention": attention,
             "worst_layer_error": 0.0,

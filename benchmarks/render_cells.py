@@ -41,8 +41,8 @@ would be with it."""
 WIDE_MODELS = {
     CUT_SHORT: "code, 88M, seed 3, cut short",
     "code-lm-seed-4-h200": "code, 88M, seed 4",
-    "code-lm-study-wide-h100": "study, 30.8M",
-    "code-lm-tiny-reasoner-h100": "tiny-reasoner",
+    "code-lm-study-wide-h100": "study, 30.8M, H100",
+    "code-lm-tiny-reasoner-h100": "tiny-reasoner, H100",
 }
 """Records that have wide budgets of the first layers in the place of dense ones."""
 FIRST_LAYERS = {
@@ -73,8 +73,8 @@ REMAINDERS = {"16": "-remainder-16-fp8", "64": "-remainder-64-fp8"}
 BUDGETS = (128, 256, 512)
 
 
-def _models() -> list[tuple[str, dict[str, Any]]]:
-    there = [name for name in MODELS if (record_tables.RESULTS / f"{name}.json").exists()]
+def _models(*left_out: str) -> list[tuple[str, dict[str, Any]]]:
+    there = [name for name in MODELS if name not in left_out and (record_tables.RESULTS / f"{name}.json").exists()]
     return [(MODELS[name], results(name, KIND)) for name in there]
 
 
@@ -156,9 +156,7 @@ def shares() -> str:
     """Ratios in the longest contexts of models that have them, by what the published rule reads there. Without the model
     whose training was cut short."""
     rows = []
-    for model, found in _models():
-        if model == MODELS[CUT_SHORT]:
-            continue
+    for model, found in _models(CUT_SHORT):
         begin = max(row["from_context_tokens"] for row in found["ratios"])
         for rule, told in RULES.items():
             for statistic, said in (("q05", "tail"), ("kl_sparse_to_dense", "KL")):

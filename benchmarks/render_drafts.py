@@ -105,5 +105,13 @@ def checked_drafts() -> str:
         bits = (units or "4x4").partition("x")[2]
         speed = [times(fast[name, each]) for each in SETS]
         rows.append([tokens, f"{4 * int(tokens):,}", bits, *speed, gain(statistics.mean(training.gains)), ahead])
-    head = ["tokens", "in layers 0 and 1", "bits", "drained", "steady", "gained", "last accuracy beside dense rollouts"]
+    head = [
+        "KV budget",
+        "of layers 0 and 1",
+        "bits",
+        "drained",
+        "steady",
+        "gained",
+        "last accuracy beside dense rollouts",
+    ]
     return table(head, rows)

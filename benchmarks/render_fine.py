@@ -1,4 +1,5 @@
-"""The tables of rollouts under schedules of small units, from their records. Measures nothing; render.py writes them."""
+"""The tables of small units, from their records: rollouts under their schedules, and what a layer takes. Measures nothing;
+render.py writes them."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import re
 from collections.abc import Collection, Sequence
 from typing import Any
 
+import kernel_times
 import record_tables
 from record_tables import results, table, times
 from render_speed import WholeRun
@@ -154,8 +156,6 @@ def fine_profiles() -> str:
     return "\n" + table(["step", "kernels", "ms", "of its bytes, ms"], rows) if rows else ""
 
 
-LAYER_RECORDS = ("fine-kernels-low-bits-h200", "fine-kernels-engines-h200")
-"""The first one counts where both have a kind of units."""
 LAYER_BUDGETS = (512, 1024, 4096)
 LENGTHS = ("equal", "mixed")
 
@@ -163,12 +163,10 @@ LENGTHS = ("equal", "mixed")
 def layer_times() -> str:
     """What a layer takes on an H200, in us, by units, budget and whether all contexts are equally long."""
     took: dict[str, dict[tuple[str, int], float]] = {}
-    for name in LAYER_RECORDS:
-        known = set(took)
-        for row in results(name, "fine-kernels")["rows"]:
-            units, lengths = row["units"].split()
-            if row["kernel"] == "sparse layer" and units not in known and "+" not in units:
-                took.setdefault(units, {})[lengths, row["kv_budget_tokens"]] = row["graph_us"]
+    _, timed = kernel_times.timed_layers(kernel_times.GPUS[0])
+    for (name, budget), seconds in timed.items():
+        units, lengths = name.split()
+        took.setdefault(units, {})[lengths, budget] = 1e6 * seconds["sparse layer"]
     rows = [
         [
             units.replace("x", " x ") if units != "page_mean" else "`page_mean`, 16 tokens",

@@ -51,6 +51,8 @@ class SelectorTimes:
     attention: Linear
     worst_layer_error: float
     """Largest |computed / timed - 1| over the layers that were timed as a whole."""
+    record: str
+    """The name of the record that they are of."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,7 @@ class KernelTimes:
     choices: Choices
     selectors: dict[str, SelectorTimes]
     records: tuple[str, ...]
+    """Of the choice and of whole decode steps; those of a selector's kernels are with it."""
 
     def layer(self, selector: Selector, load: LayerLoad) -> tuple[float, float] | None:
         """(seconds of scores and choice, seconds of attention) of a sparse layer; None where the selector was not timed."""
@@ -155,7 +158,7 @@ class KernelTimes:
             choices=Choices(choice["launch_seconds"], timed),
             selectors={
                 each["selector"]: SelectorTimes(
-                    Linear(**each["scores"]), Linear(**each["attention"]), each["worst_layer_error"]
+                    Linear(**each["scores"]), Linear(**each["attention"]), each["worst_layer_error"], each["record"]
                 )
                 for each in table["selectors"]
             },

@@ -74,7 +74,9 @@ def test_a_further_record_adds_only_the_units_that_the_first_one_lacks(script: M
     _, timed = script.timed_layers(about)
     took = {(row["units"], row["kv_budget_tokens"], row["kernel"]): 1e-6 * row["graph_us"] for row in first}
     assert timed["4x4 equal", 512]["scores"] == took["4x4 equal", 512, "scores"]
-    assert script.kinds_of(timed) == ["4x4", "2x2", "4x2", "2x1", "1x1", "page_mean"]
+    of_kinds = script.record_of_kinds(about)
+    assert list(of_kinds) == ["4x4", "2x2", "4x2", "2x1", "1x1", "page_mean"]
+    assert (of_kinds["2x2"], of_kinds["page_mean"]) == tuple(about["kernels"])
 
 
 def test_records_of_other_requests_are_not_put_together(script: ModuleType, tmp_path: Path, monkeypatch) -> None:
@@ -164,7 +166,7 @@ def test_a_layer_by_hand_and_what_more_programs_than_fit_at_a_time_take() -> Non
             "gpu": "G", "names": ["G"], "records": ["r"], "copy_bytes_per_second": 1e12, "dense_bytes_per_second": 1e12,
             "choice": {"programs": 100, "launch_seconds": 1e-6,
                        "timed": [{"units": 100, "timed": [{"wanted_units": 10, "seconds": 5e-6}]}]},
-            "selectors": [{"selector": "page_mean 16", "worst_layer_error": 0.1,
+            "selectors": [{"selector": "page_mean 16", "record": "r", "worst_layer_error": 0.1,
                            "scores": {"fixed_seconds": 2e-6, "bytes_per_second": 1e12},
                            "attention": {"fixed_seconds": 3e-6, "bytes_per_second": 2e12}}],
         }
@@ -191,7 +193,7 @@ def test_a_plan_has_the_kernels_beside_its_roofline_and_says_where_none_were_tim
     assert timed.kernels is not None and timed.kernels.speedup < timed.speedup
     assert timed.table()["kernels"]["sparse"]["bound"] == "kernels" and "kernels" not in bare.table()
     assert any(line.startswith("kernels    3.") for line in text(timed))
-    assert "kernels of page_mean 16 as they were timed on H200 (fine-kernels-low-bits-h200, " in timed.assumptions[-1]
+    assert "kernels of page_mean 16 as they were timed on H200 (fine-kernels-engines-h200, " in timed.assumptions[-1]
     assert bare.assumptions[-1] == "no kernels were timed on A100: sparse layers count by their bytes alone"
     selectors: list[Selector] = [Quest(), Streaming(), QuantizedMean(8, 16, 32), QuantizedMean(4, 16, 32, bits=1)]
     for selector in selectors:
