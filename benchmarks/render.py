@@ -23,6 +23,7 @@ import render_pages
 import render_speed
 import render_study
 import render_trainers
+import render_ways
 from claims import CLAIMS, write_figures
 from record_tables import RESULTS, ROOT, before_and_after, results, share_with_interval, spread, table, times
 from render_speed import PAPER_SPEEDUP, SIZES
@@ -342,6 +343,7 @@ TABLES: dict[str, Callable[[], str]] = {
     **render_claims.TABLES,
     **render_pages.TABLES,
     **render_trainers.TABLES,
+    **render_ways.TABLES,
 }
 
 
