@@ -3,6 +3,7 @@ pages."""
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +13,9 @@ from claims_study import KIND, changes, gain, means, row_of
 from record_tables import results
 from render_drafts import dense_runs, trained
 from render_study import (
+    CHECK_BUDGETS,
     CHECK_GRID,
+    DRAFT_BUDGETS,
     DRAFT_UNITS,
     DRAFTS,
     STUDY_CHECKS,
@@ -49,6 +52,28 @@ def verified() -> Figures:
             f"plain_reward_{name}": down(row_of(60, plain)["reward_last"]["mean"], 2),
         }
     return made
+
+
+SMALL_KL = 0.011
+"""Of what checks keep, over all lengths: rows up to it trained about like dense rollouts."""
+
+
+def kept_kl() -> Figures:
+    """What rows with checks gained, by the KL of what their checks kept."""
+    found: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
+    for record in (VERIFIED, CHECK_GRID, CHECK_BUDGETS, DRAFTS, *itertools.chain(*DRAFT_BUDGETS.values())):
+        study = results(record, KIND)
+        for line in study["table"]:
+            ends = _changes(study, line["row"])
+            if "verified" in line["row"] and ends:
+                kl = line["kl"]["mean"]
+                found[kl <= SMALL_KL].append((kl, statistics.mean(ends)))
+    said: Figures = {"dense": gain(means(60, "dense"))}
+    for small, word in ((True, "small"), (False, "large")):
+        kls, gains = zip(*found[small], strict=True)
+        said |= {f"{word}_from": bare(up(min(kls), 3)), f"{word}_to": bare(up(max(kls), 3))}
+        said |= {f"{word}_least": gain(min(gains)), f"{word}_most": gain(max(gains))}
+    return said
 
 
 def check_grid() -> Figures:
@@ -159,6 +184,11 @@ def tiny_checks() -> Figures:
 
 
 PAGES: Mapping[str, Claims] = {
+    "docs/calibration.md": {
+        "rows with checks whose kept tokens had a KL of {small_from} to {small_to} over all lengths gained {small_least} to "
+        "{small_most}, and rows with {large_from} to {large_to} gained {large_least} to {large_most} (dense rollouts "
+        "{dense}, three seeds each)": kept_kl,
+    },
     "README.md": {
         "train like dense rollouts](docs/study.md#verified-rollouts) ({gained_512} and {dense} in accuracy on the study's "
         "model, six seeds each)": draft_budgets,
