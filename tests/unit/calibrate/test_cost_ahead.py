@@ -13,6 +13,7 @@ from sparroll.calibrate.effort.cost_ahead import CostAhead, Evaluation, Spent, c
 from sparroll.calibrate.measure import MeasureSettings
 from sparroll.calibrate.run import calibrate
 from sparroll.calibrate.sweep import PUBLISHED_PAGES
+from sparroll.cli.calibration.asked import checks_of
 from sparroll.draft_check import DraftCheck
 from sparroll.errors import UserError
 from sparroll.plan.check_rate import CheckRate
@@ -104,18 +105,25 @@ def test_a_scored_token_counts_what_it_took_at_most_beside_a_sampled_one() -> No
     assert len(shares) == 6 and 0.11 < min(shares) < max(shares) < SCORED_SHARE + 0.005
 
 
+def _commands(page: str) -> list[list[str]]:
+    """Of a calibration, as words."""
+    text = (DOCS / page).read_text().replace("\\\n", " ")
+    return [shlex.split(line.strip()) for line in text.splitlines() if line.strip().startswith("sparroll calibrate")]
+
+
 def test_every_calibration_that_the_docs_recommend_stays_below_a_third() -> None:
-    """docs/own-model.md: what a command says of prompts, samples, budgets and mode, and the defaults for the rest."""
-    text = (DOCS / "own-model.md").read_text().replace("\\\n", " ")
-    commands = [
-        shlex.split(line.strip()) for line in text.splitlines() if line.strip().startswith("sparroll calibrate")
-    ]
-    assert len(commands) == 2
-    for words in commands:
+    """What a command says of prompts, samples, budgets, mode and checks, and the defaults for the rest."""
+    own = _commands("own-model.md")
+    wide = [words for words in _commands("calibration.md") if "--group-times" in words]
+    assert (len(own), len(wide)) == (3, 1)
+    for words in own + wide:
         said = {name: value for name, value in zip(words, words[1:], strict=False) if name.startswith("--")}
         budgets = words.count("--budget") or MOST_BUDGETS
         about = {"prompts": int(said.get("--count", PROMPTS)), "samples": int(said.get("--samples", SAMPLES))}
-        found = cost(budgets, **about, tokens=int(said["--max-new-tokens"]), mode=said.get("--mode", "faithful"))
+        checks = checks_of(said.get("--check-windows"), said.get("--check-floors"))
+        found = cost(
+            budgets, **about, tokens=int(said["--max-new-tokens"]), mode=said.get("--mode", "faithful"), checks=checks
+        )
         assert not found.is_dear, words
 
 
