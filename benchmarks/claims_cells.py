@@ -8,12 +8,11 @@ from pathlib import Path
 
 import numpy as np
 from claim_words import Claims, Figures, bare, down, up
-from record_tables import RESULTS, results
+from record_tables import RESULTS, record, results
 from render_cells import CUT_SHORT, MODELS, WIDE_MODELS
 from render_fine import SIZES, fine_records, reached_goals
 from request_sets import LONGEST
 
-from sparroll import records
 from sparroll.plan.model_shape import model_shape
 from sparroll.plan.speedup import plan
 from sparroll.schedule import Schedule
@@ -108,14 +107,13 @@ def wide_first_layers() -> Figures:
 
 
 def training() -> Figures:
-    found = [results(f"code-lm-train-seed-{seed}-{gpu}", "code_lm_training") for seed, gpu in SEEDS.items()]
-    minutes = [
-        records.read(RESULTS / f"code-lm-train-seed-{seed}-{gpu}.json")["wall_seconds"] / 60
+    found = {
+        seed: record(RESULTS / f"code-lm-train-seed-{seed}-{gpu}.json", "code_lm_training")
         for seed, gpu in SEEDS.items()
-    ]
+    }
     return {
-        "minutes": up(max(minutes), 1),
-        **{f"loss_{seed}": up(each["held_out_loss"], 2) for seed, each in zip(SEEDS, found, strict=True)},
+        "minutes": up(max(each["wall_seconds"] for each in found.values()) / 60, 1),
+        **{f"loss_{seed}": up(each["results"]["held_out_loss"], 2) for seed, each in found.items()},
     }
 
 

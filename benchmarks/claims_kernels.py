@@ -104,20 +104,17 @@ def reading_plans() -> Figures:
 
 def peaks() -> Figures:
     """What peaks of scores change on an H200, in us and in % of a layer; 1 x 1 is of an earlier record."""
-    took: dict[str, dict[tuple[str, int, str], float]] = {}
-    for kind in ("rows", "without_peaks"):
-        took[kind] = {}
-        for name in ("fine-kernels-engines-h200", "fine-kernels-low-bits-h200"):
-            rows = results(name, "fine-kernels")[kind]
-            took[kind] |= {(row["units"], row["kv_budget_tokens"], row["kernel"]): row["graph_us"] for row in rows}
+    about = kernel_times.GPUS[0]
+    took = {kind: kernel_times.timed_layers(about, kind)[1] for kind in ("rows", "without_peaks")}
 
-    def us(kind: str, kernel: str, budget: int) -> float:
-        return took[kind]["2x2 equal", budget, kernel]
+    def us(kind: str, kernel: str, budget: int, units: str = "2x2 equal") -> float:
+        return 1e6 * took[kind][units, budget][kernel]
 
     def more(units: str, budget: int) -> float:
         """% of a layer."""
-        key = (units, budget, "sparse layer")
-        return 100 * (took["rows"][key] / took["without_peaks"][key] - 1)
+        return 100 * (
+            us("rows", "sparse layer", budget, units) / us("without_peaks", "sparse layer", budget, units) - 1
+        )
 
     budgets = (512, 1024)
     return {
@@ -128,8 +125,8 @@ def peaks() -> Figures:
         "scores": up(max(us("rows", "scores", budget) - us("without_peaks", "scores", budget) for budget in budgets)),
         "mixed_less": down(_above_0(-more("2x2 mixed", 512))),
         "mixed_more": up(_above_0(more("2x2 mixed", 1024))),
-        **{f"single_{budget}": up(took["rows"]["1x1 equal", budget, "choice"]) for budget in budgets},
-        **{f"single_{budget}_bare": down(took["without_peaks"]["1x1 equal", budget, "choice"]) for budget in budgets},
+        **{f"single_{budget}": up(us("rows", "choice", budget, "1x1 equal")) for budget in budgets},
+        **{f"single_{budget}_bare": down(us("without_peaks", "choice", budget, "1x1 equal")) for budget in budgets},
         "large": up(max(more(units, 4096) for units in ("2x2 equal", "2x1 equal"))),
         "single": down(-max(more("1x1 equal", budget) for budget in budgets)),
     }

@@ -73,15 +73,15 @@ def load_of(units: str, budget: int, config: dict[str, Any]) -> LayerLoad:
     return reads.load(schedule, LengthMix.parse(contexts.tolist()), config["requests"])
 
 
-def timed_layers(about: dict[str, Any]) -> tuple[dict[str, Any], Timed]:
+def timed_layers(about: dict[str, Any], rows: str = "rows") -> tuple[dict[str, Any], Timed]:
     """A GPU's first record of kernels, and the rows of all, which measured the same requests. Of a kind of unit only the
-    first record counts that has it."""
+    first record counts that has it.  rows: "without_peaks" are those whose scores leave no peaks."""
     found, timed = kernel_records(about), Timed()
     first, counts = next(iter(found.values())), record_of_kinds(about)
     for name, record in found.items():
         apart = [size for size in SIZES if record["config"][size] != first["config"][size]]
         assert not apart, f"records of kernels differ in {apart}"
-        for row in record["results"]["rows"]:
+        for row in record["results"][rows]:
             if counts.get(kind_of(row["units"])) == name:
                 key = row["units"], row["kv_budget_tokens"]
                 timed.setdefault(key, {})[row["kernel"]] = row["graph_us"] * 1e-6

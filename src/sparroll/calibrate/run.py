@@ -11,15 +11,7 @@ from typing import Any
 from sparroll import records
 from sparroll.attention.selectors import PageMean, Selector
 from sparroll.calibrate.allocation.tradeoff import trade_off, with_verification
-from sparroll.calibrate.allocation.wanted import (
-    Objective,
-    Tradeoff,
-    Wanted,
-    check_limit,
-    check_proportions,
-    limits_given,
-    selector_label,
-)
+from sparroll.calibrate.allocation.wanted import Objective, Tradeoff, Wanted, check_limit, limits_given, selector_label
 from sparroll.calibrate.bounds import NO_BOUNDS, BlindSpots, holding
 from sparroll.calibrate.choice import CheckChoice, Machine, choose, with_reasons
 from sparroll.calibrate.defaults import VERIFY_ROUNDS
@@ -183,8 +175,7 @@ def calibrate(
     wanted = Wanted.of(objective, target, bounds, bool(checks), **least)
     selectors = [selector or PageMean(), *also_selectors]
     limits = limits_given(step_time_share, at_time_of)
-    _check_asked(study, wanted, limits, selectors, checks, layer_groups, budgets)
-    check_proportions(proportions, wanted, bool(checks), layer_groups, len(selectors))
+    _check_asked(study, wanted, limits, selectors, checks, layer_groups, proportions, budgets)
     weighs_time = bool(checks) or objective != "time" or len(selectors) > 1
     shape = (shape or model_shape(study.scorer.model.config)) if weighs_time else None
     if at_time_of is not None and shape is not None:
@@ -197,12 +188,10 @@ def calibrate(
         for each in selectors:
             check_something_is_sparse(study, min(budgets), each, dense_layers)
 
-    common: dict[str, Any] = {"budgets": budgets, "dense_layers": dense_layers, "on_ceiling": on_ceiling}
-    if proportions is not None:
-        common["proportions"] = proportions
+    common = {"budgets": budgets, "dense_layers": dense_layers, "on_ceiling": on_ceiling}
     with locked(out, "sparroll calibrate"):
         fine = Fine(wanted, most_budgets, narrow=not weighs_time and not layer_groups)
-        sweeps = _sweeps(study, out, selectors, checks, layer_groups, fine, on_progress, **common)
+        sweeps = _sweeps(study, out, selectors, checks, layer_groups, proportions, fine, on_progress, **common)
         machine = None
         if shape is not None:
             machine = Machine.decoding(study.dense_rollouts(), shape, device, time_model).comparing(selectors)
@@ -263,12 +252,13 @@ def _check_asked(
     selectors: Sequence[Selector],
     checks: Sequence[DraftCheck],
     layer_groups: LayerGroups,
+    proportions: Proportions | None,
     budgets: Sequence[int],
 ) -> None:
     """Raise UserError for what no measurement could give. limits: how many limits of a step's time are given."""
     settings = study.settings
     check_request(wanted.target, len(study.prompts), settings.samples, settings.max_new_tokens, **_least(wanted))
-    check_limit(wanted, limits, bool(checks), layer_groups, settings.estimator, len(selectors))
+    check_limit(wanted, limits, bool(checks), layer_groups, settings.estimator, len(selectors), proportions)
     check_sampled(wanted.target, settings)
     check_selectors(selectors, budgets)
     if wanted.bounds.over_2_nats_at_most is not None and not checks:
@@ -375,6 +365,7 @@ def _sweeps(
     selectors: Sequence[Selector],
     checks: Sequence[DraftCheck],
     layer_groups: LayerGroups,
+    proportions: Proportions | None,
     fine: Fine,
     on_progress: OnProgress | None,
     **common: Any,
@@ -393,7 +384,7 @@ def _sweeps(
             budgets = fine.spread(study, about["budgets"])
             sweeps.append(sweep_groups(study, layer_groups=layer_groups, **about | {"budgets": budgets}))
         else:
-            sweeps.append(fine.swept(study, check=check, **about))
+            sweeps.append(fine.swept(study, check=check, proportions=proportions, **about))
     if len(asked) > 1:
         stages.end()
     return sweeps

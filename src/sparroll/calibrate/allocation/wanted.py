@@ -204,7 +204,13 @@ def limits_given(step_time_share: float | None, at_time_of: object) -> int:
 
 
 def check_limit(
-    wanted: Wanted, limits: int, checked: bool, layer_groups: LayerGroups, estimator: str, selectors: int = 1
+    wanted: Wanted,
+    limits: int,
+    checked: bool,
+    layer_groups: LayerGroups,
+    estimator: str,
+    selectors: int = 1,
+    proportions: Proportions | None = None,
 ) -> None:
     """Raise UserError where objective, limits of a step's time (how many are given) and what is swept do not go
     together."""
@@ -246,19 +252,13 @@ def check_limit(
     bounded = wanted.bounds.kl_at_most is not None or wanted.bounds.far_mass_at_most is not None
     if (objective != "time" or bounded) and not estimator.startswith("top_k"):
         raise without_lists(estimator)
-
-
-def check_proportions(
-    proportions: Proportions | None, wanted: Wanted, checked: bool, layer_groups: LayerGroups, selectors: int
-) -> None:
-    """Raise UserError where groups of layers cannot be kept in a fixed proportion."""
     if proportions is None:
         return
     if layer_groups:
         raise UserError("groups of layers are varied alone or keep a fixed proportion, not both", "give one of the two")
-    if wanted.objective != "time":
+    if objective != "time":
         raise UserError(
-            f"with the objective {wanted.objective} groups of layers get budgets of their own, in no fixed proportion",
+            f"with the objective {objective} groups of layers get budgets of their own, in no fixed proportion",
             "leave --group-times out",
         )
     if selectors > 1 and not checked:

@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 from sparroll.attention.selectors import Selector
-from sparroll.calibrate.allocation.wanted import Wanted, check_limit, check_proportions, limits_given
+from sparroll.calibrate.allocation.wanted import Wanted, check_limit, limits_given
 from sparroll.calibrate.effort.cost_ahead import CostAhead, Evaluation, cost_ahead
 from sparroll.calibrate.measure import MeasureSettings, check_measurable
 from sparroll.calibrate.run import begun_last, check_selectors
@@ -95,8 +95,8 @@ class Goal:
         limits = limits_given(self.step_time_share, self.at_time_of)
         selectors = 1 + len(candidates.also_selectors)
         groups = candidates.layer_groups
-        check_limit(self.wanted, limits, bool(candidates.checks), groups, settings.estimator, selectors)
-        check_proportions(candidates.proportions, self.wanted, bool(candidates.checks), groups, selectors)
+        checked, estimator = bool(candidates.checks), settings.estimator
+        check_limit(self.wanted, limits, checked, groups, estimator, selectors, candidates.proportions)
         check_sampled(self.wanted.target, settings)
 
     def table(self, candidates: Candidates) -> dict[str, Any]:
