@@ -18,12 +18,16 @@ from sparroll.rounding import percent_down, rounded_down, rounded_up
 
 DEVICES = ("h200", "h100")
 SIZES = ("1.7b", "4b", "8b", "14b")
+WIDE = "read 4 times as much"
 KINDS = {
-    "wide-2x2": ("2 x 2", "read 4 times as much"),
-    "wide": ("4 x 4", "read 4 times as much"),
+    "all-models-4x2": ("4 x 2", WIDE),
+    "all-models-4x4": ("4 x 4", WIDE),
+    "wide-2x2": ("2 x 2", WIDE),
+    "wide": ("4 x 4", WIDE),
     "fine": ("4 x 4", "dense"),
 }
-"""Tokens and bits of the units, and what layers 0 and 1 do, by the words in a record's name."""
+"""Tokens and bits of the units, and what layers 0 and 1 do, by the words in a record's name. The budgets of the first two
+are by all models that were trained to the end, those of the others by fewer."""
 SHOWN_GROUPS = 6
 """Kinds of kernels of a profile, those that take longest."""
 NOT_YET = "Not run yet."
@@ -50,6 +54,12 @@ def _at_a_time(request_set: str, found: dict[str, Any]) -> str:
     """How many requests of the drained set a cache held that does not hold all of them."""
     begun = found["windows"][0]["batch"]
     return f", {begun} at a time" if request_set == "drained" and begun < DRAINED_REQUESTS else ""
+
+
+def _models(found: dict[str, Any]) -> str:
+    """By how many models the budgets were scaled; nothing if their ratio is of no model."""
+    counted = re.search(r"models: (\d+)", found["budget_ratio_source"])
+    return f" by {counted[1]} models" if counted else ""
 
 
 def _device(found: dict[str, Any]) -> str:
@@ -87,7 +97,7 @@ def fine_rollouts() -> str:
                 *(["" if target is None else times(target), reached] if any_target else []),
                 rounded_up(found["attainable_speedup"], 2) + "x",
                 percent_down(found["attainable_share"]),
-                "" if ratio is None else f"1/{ratio:.3g}",
+                "" if ratio is None else f"1/{ratio:.3g}{_models(found)}",
                 f"1/{rounded_down(1 / found['index_share_of_cache'], 1)}",
                 f"{measured} of {measured + len(found['windows_missing'])}",
             ]
