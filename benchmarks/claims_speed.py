@@ -9,7 +9,7 @@ from typing import Any
 from claim_words import Claims, Figures, bare, down, up
 from published_figures import less
 from record_tables import RESULTS, results
-from render_fine import fine_records, reached_goals
+from render_fine import BY_ALL_MODELS, fine_records, reached_goals
 from render_speed import decode_cells, pairs, rollout_records
 
 from sparroll import records
@@ -119,8 +119,7 @@ def dense_requests() -> Figures:
 
 
 MORE = {
-    "pairs": ("wide-2x2", "h200"),
-    "fours": ("wide", "h200"),
+    "halves": (BY_ALL_MODELS, "h200"),
     "h100_wide": ("wide", "h100"),
     "h100_dense": ("fine", "h100"),
 }
@@ -134,22 +133,78 @@ def small_units() -> Figures:
     for name, (kind, device) in MORE.items():
         found = fine_records(kind, [device])
         more = [100 * (each["over_published"] - 1) for *_, each in found]
-        times = [each["speedup"] for _, request_set, each in found if request_set != "long"]
+        both = [each for _, request_set, each in found if request_set != "long"]
+        times, published = ([of["speedup"] for of in each] for each in (both, [each["published"] for each in both]))
         said |= {f"{name}_least": down(min(more)), f"{name}_most": down(max(more))}
         said |= {f"{name}_slowest": down(min(times), 2), f"{name}_fastest": down(max(times), 2)}
-    goals, of_pairs = reached_goals(), reached_goals(["wide-2x2"])
-    counts = {"reached": sum(goals.values()), "goals": len(goals), "pairs_reached": sum(of_pairs.values())}
-    return said | {name: str(count) for name, count in counts.items()}
-
-
-def small_units_near_goals() -> Figures:
-    """How far three goals are exceeded, in %, and by how many moments."""
-    said: dict[str, str] = {}
-    for size, request_set in (("14b", "drained"), ("14b", "steady"), ("8b", "steady")):
-        found = results(f"rollout-qwen3-{size}-{request_set}-wide-2x2-h200", "rollout")
-        said[f"above_{size}_{request_set}"] = down(100 * (found["speedup"] / found["target_speedup"] - 1), 1)
-        said[f"moments_{size}_{request_set}"] = str(len(found["windows"]))
+        said |= {f"{name}_published_least": up(min(published), 2), f"{name}_published_most": up(max(published), 2)}
     return said
+
+
+def small_units_goals() -> Figures:
+    """Which goals are reached under budgets by all models, and how far the others are away."""
+    goals = reached_goals([BY_ALL_MODELS])
+    away = {
+        (size, name): 100 * (found["speedup"] / found["target_speedup"] - 1)
+        for size, name, found in fine_records(BY_ALL_MODELS, ["h200"])
+    }
+    steady = [-percent for (_, name), percent in away.items() if name == "steady"]
+    return {
+        "reached": str(sum(goals.values())),
+        "goals": str(len(goals)),
+        "moments": str(len(results(f"rollout-qwen3-1.7b-drained-{BY_ALL_MODELS}-h200", "rollout")["windows"])),
+        "below_4b": up(-away["4b", "drained"], 2),
+        "above_8b": down(away["8b", "drained"], 2),
+        "steady_least": down(min(steady), 1),
+        "steady_most": up(max(steady), 1),
+    }
+
+
+def steady_profiles() -> Figures:
+    """Shares of attention and choice in the profiled steps of steady sets, and of its bytes in attention's time, in %."""
+    gather, of_bytes, choice = [], [], []
+    for _, name, found in fine_records(BY_ALL_MODELS, ["h200"]):
+        if name == "steady":
+            took, floors = found["profile"]["groups_ms"], found["profile"]["floors_ms"]
+            gather.append(100 * took["gather"] / sum(took.values()))
+            of_bytes.append(100 * floors["gather"] / took["gather"])
+            choice.append(100 * took["choice"] / sum(took.values()))
+    shares = {"gather": gather, "bytes": of_bytes, "choice": choice}
+    return {
+        f"{name}_{word}": rounded(end(values))
+        for name, values in shares.items()
+        for word, end, rounded in (("least", min, down), ("most", max, up))
+    }
+
+
+def small_units_again() -> Figures:
+    """The second call's speed-ups beside the first one's, in %."""
+    more, moments = {}, {}
+    for size, name, found in fine_records(BY_ALL_MODELS, ["h200"]):
+        again = results(f"rollout-qwen3-{size}-{name}-{BY_ALL_MODELS}-again-h200", "rollout")
+        assert again["schedule_table"] == found["schedule_table"], f"{size}, {name}: another schedule"
+        more[size, name] = 100 * (again["speedup"] / found["speedup"] - 1)
+        moments[size, name] = [len(each["windows"]) for each in (found, again)]
+    first, second = moments["1.7b", "drained"]
+    elsewhere = [abs(percent) for key, percent in more.items() if key != ("1.7b", "drained")]
+    return {
+        "lower": up(-min(more.values()), 1),
+        "higher": up(max(more.values()), 1),
+        "first": str(first),
+        "second": str(second),
+        "elsewhere": up(max(elsewhere), 1),
+    }
+
+
+def small_units_of_two_models() -> Figures:
+    """2 x 2 with budgets by two models."""
+    goals = reached_goals(["wide-2x2"])
+    large = {name: found["speedup"] for size, name, found in fine_records("wide-2x2", ["h200"]) if size == "14b"}
+    return {
+        "reached": str(sum(goals.values())),
+        "goals": str(len(goals)),
+        **{name: down(speedup, 2) for name, speedup in large.items()},
+    }
 
 
 def small_units_whole() -> Figures:
@@ -168,10 +223,7 @@ def small_units_whole() -> Figures:
 
 def small_units_budgets() -> Figures:
     """By how much the budgets of 1.7B are smaller than the published ones."""
-    return {
-        said: down(results(f"rollout-qwen3-1.7b-steady-{kind}-h200", "rollout")["budget_ratio"], 2)
-        for said, kind in (("fours", "wide"), ("pairs", "wide-2x2"))
-    }
+    return {"ratio": down(results(f"rollout-qwen3-1.7b-steady-{BY_ALL_MODELS}-h200", "rollout")["budget_ratio"], 2)}
 
 
 def trained_under_pairs() -> Figures:
@@ -318,8 +370,9 @@ PAGES: Mapping[str, Claims] = {
         "and with {tokens} tokens {took} s of an H200": calibration_of_shorter_responses,
     },
     "README.md": {
-        "of four tokens with four bits make rollouts {fours_slowest} to {fours_fastest} times as fast as dense ones, and "
-        "of two tokens with two bits {pairs_slowest} to {pairs_fastest} times": small_units,
+        "With units of four tokens in two bits, rollouts of 1.7B to 8B are {halves_slowest} to {halves_fastest} times as "
+        "fast as dense ones, where the published schedules make them {halves_published_least} to {halves_published_most} "
+        "times as fast in the same calls.": small_units,
         "- Rollouts in vLLM are {slowest} to {fastest} times as fast as with stock FlashAttention 3": speedups,
         "would be little faster: our kernels reach {least} to {most} % of its speed by one [estimate](#results), and "
         "{least_fitted} to {most_fitted} % by another.": speedups,
@@ -331,14 +384,22 @@ PAGES: Mapping[str, Claims] = {
         "is attainable, or {least_fitted} to {most_fitted} % of what is attainable by the fitted definition.": speedups,
         "of a 1.7B shape with responses of 12K tokens is {sparse} times as fast,": training_step,
         "copy bandwidth ({rate} TB/s)": copy_bandwidth,
-        "On an H200, units of 2 tokens in 2 bits make rollouts {pairs_least} to {pairs_most} % faster than the published "
-        "schedules in the same records, and units of 4 tokens in 4 bits {fours_least} to {fours_most} % faster": small_units,
-        "With 2 x 2, {pairs_reached} of the {goals} goals are reached (*target* in the table), all by records": small_units,
-        "14B drained lies {above_14b_drained} % above its goal by {moments_14b_drained} moments, 14B steady "
-        "{above_14b_steady} % by {moments_14b_steady} and 8B steady {above_8b_steady} % by "
-        "{moments_8b_steady}": small_units_near_goals,
+        "units of 4 tokens in 2 bits make rollouts of 1.7B to 8B {halves_least} to {halves_most} % faster than the "
+        "published schedules in the same records.": small_units,
+        "With these budgets {reached} of the {goals} goals that were measured are reached (*target* in the table), and "
+        "another one, 1.7B drained, by {moments} of its 12 moments.": small_units_goals,
+        "Attention (*gather*) takes {gather_least} to {gather_most} % of a steady step, and its bytes {bytes_least} to "
+        "{bytes_most} % of that time": steady_profiles,
+        "The choice takes another {choice_least} to {choice_most} %, hardly any of it for bytes": steady_profiles,
+        "4B drained lies {below_4b} % below its goal and 8B drained {above_8b} % above it. The steady sets lie "
+        "{steady_least} to {steady_most} % below theirs.": small_units_goals,
+        "Its speed-ups are at most {lower} % lower and at most {higher} % higher": small_units_again,
+        "of which the two measured {first} and {second} of 12 moments; elsewhere they differ by {elsewhere} % or "
+        "less": small_units_again,
+        "With 2 x 2 they reached {reached} of the {goals} goals, and rollouts of 14B were {drained} (drained) and {steady} "
+        "(steady) times as fast as dense ones.": small_units_of_two_models,
         "It took {seconds} s, where {moments} of {of} moments say {estimated}, {error} % less": small_units_whole,
-        "For 1.7B that is {fours} times with 4 x 4 and {pairs} times with 2 x 2.": small_units_budgets,
+        "For 1.7B that is {ratio} times.": small_units_budgets,
         "had a tail of {tail} in the worst length bin and gained {less} less than on dense rollouts, with an interval of "
         "the difference from {low} to {high}": trained_under_pairs,
         "On an H100, 4 x 4 made them {h100_dense_least} to {h100_dense_most} % faster with layers 0 and 1 dense, and "

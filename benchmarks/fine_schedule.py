@@ -9,6 +9,8 @@ scaled one says "scaled, to be calibrated on the real model" until somebody cali
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -88,9 +90,14 @@ def _check_kernels(model: str, schedule: Schedule) -> None:
 
 
 def saved(options: argparse.Namespace) -> str:
-    """The file of the third engine's schedule. `options.schedule` is the published one."""
+    """The file of the third engine's schedule. `options.schedule` is the published one.
+
+    Schedules that are scaled from one preset have one name. So each lies in a folder of its own: two calls at the same time
+    would otherwise run the one that was written last.
+    """
     made = make(options, Schedule.load(options.schedule))
-    return str(made.save(Path(options.folder) / f"{made.name}.toml"))
+    content = hashlib.sha256(json.dumps(made.inline(), sort_keys=True).encode()).hexdigest()[:12]
+    return str(made.save(Path(options.folder) / content / f"{made.name}.toml"))
 
 
 @contextmanager

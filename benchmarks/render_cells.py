@@ -30,6 +30,8 @@ MODELS = {
     "code-lm-seed-2-h100": "code, 88M, seed 2",
     "code-lm-seed-3-h100": "code, 88M, seed 3, cut short",
     "code-lm-seed-4-h200": "code, 88M, seed 4",
+    "code-lm-seed-5-h200": "code, 88M, seed 5",
+    "code-lm-seed-6-h200": "code, 88M, seed 6",
     "code-lm-study-cpu": "study, 30.8M",
     "code-lm-study-h100": "study, 30.8M, H100",
     "code-lm-tiny-reasoner-cpu": "tiny-reasoner",
@@ -41,6 +43,8 @@ would be with it."""
 WIDE_MODELS = {
     CUT_SHORT: "code, 88M, seed 3, cut short",
     "code-lm-seed-4-h200": "code, 88M, seed 4",
+    "code-lm-seed-5-h200": "code, 88M, seed 5",
+    "code-lm-seed-6-h200": "code, 88M, seed 6",
     "code-lm-study-wide-h100": "study, 30.8M, H100",
     "code-lm-tiny-reasoner-h100": "tiny-reasoner, H100",
 }
@@ -64,6 +68,8 @@ RULES = {
 """The first ones have an index of the same bytes; the last one has twice as many."""
 LOW_BITS = {
     "code-lm-seed-4-h200": "code, 88M, seed 4",
+    "code-lm-seed-5-h200": "code, 88M, seed 5",
+    "code-lm-seed-6-h200": "code, 88M, seed 6",
     "code-lm-study-low-bits-cpu": "study, 30.8M",
     "code-lm-tiny-reasoner-low-bits-cpu": "tiny-reasoner",
 }

@@ -15,19 +15,14 @@ from render_speed import WholeRun
 from request_sets import DRAINED_REQUESTS, SETS
 
 from sparroll.rounding import percent_down, rounded_down, rounded_up
+from sparroll.schedule import Schedule
 
 DEVICES = ("h200", "h100")
 SIZES = ("1.7b", "4b", "8b", "14b")
-WIDE = "read 4 times as much"
-KINDS = {
-    "all-models-4x2": ("4 x 2", WIDE),
-    "all-models-4x4": ("4 x 4", WIDE),
-    "wide-2x2": ("2 x 2", WIDE),
-    "wide": ("4 x 4", WIDE),
-    "fine": ("4 x 4", "dense"),
-}
-"""Tokens and bits of the units, and what layers 0 and 1 do, by the words in a record's name. The budgets of the first two
-are by all models that were trained to the end, those of the others by fewer."""
+BY_ALL_MODELS = "all-models-4x2"
+KINDS = (BY_ALL_MODELS, "wide-2x2", "wide", "fine")
+"""Words in the names of records. The budgets of the first are by all models that were trained to the end, and those of the
+others by fewer."""
 SHOWN_GROUPS = 6
 """Kinds of kernels of a profile, those that take longest."""
 NOT_YET = "Not run yet."
@@ -56,6 +51,21 @@ def _at_a_time(request_set: str, found: dict[str, Any]) -> str:
     return f", {begun} at a time" if request_set == "drained" and begun < DRAINED_REQUESTS else ""
 
 
+def _units(found: dict[str, Any]) -> str:
+    """Tokens of a unit x bits of a channel of its index."""
+    selector = found["schedule_table"]["selector"]
+    return f"{selector['page_tokens']} x {selector['bits']}"
+
+
+def _first_layers(found: dict[str, Any]) -> str:
+    """What layers 0 and 1 do."""
+    schedule = Schedule.load(found["schedule_table"])
+    if schedule.dense_layers:
+        return "dense"
+    first, others = schedule.steps[-1].budgets
+    return f"read {first / others:.0f} times as much"
+
+
 def _models(found: dict[str, Any]) -> str:
     """By how many models the budgets were scaled; nothing if their ratio is of no model."""
     counted = re.search(r"models: (\d+)", found["budget_ratio_source"])
@@ -80,7 +90,7 @@ def fine_rollouts() -> str:
     """Speed-ups of the published schedule and of small units over the same dense steps, and what they read."""
     rows = []
     any_target = any(found["target_speedup"] is not None for *_, found in all_records())
-    for kind, size, request_set, found in all_records():
+    for _, size, request_set, found in all_records():
         target, measured = found["target_speedup"], len(found["windows"])
         reached = "" if target is None else "yes" if found["speedup"] >= target else "no"
         reached += ", by these moments" if reached and found["windows_missing"] else ""
@@ -90,7 +100,8 @@ def fine_rollouts() -> str:
                 _device(found),
                 f"Qwen3-{size.upper()}",
                 request_set + _at_a_time(request_set, found),
-                *KINDS[kind],
+                _units(found),
+                _first_layers(found),
                 f"{math.ceil(found['dense_tokens_per_second']):,}",
                 times(found["published"]["speedup"]),
                 times(found["speedup"]),
@@ -135,13 +146,13 @@ def fine_whole_runs() -> str:
             )
             dense = results(f"whole-run-qwen3-{size}-dense-h200", "whole-run")["seconds"]
             seconds = [rounded_up(each, 1) for each in (whole.seconds, whole.estimated_seconds)]
-            about = [f"Qwen3-{size.upper()}", KINDS[kind][0], f"{whole.tokens:,}", *seconds, whole.error_percent + "%"]
+            about = [f"Qwen3-{size.upper()}", _units(found), f"{whole.tokens:,}", *seconds, whole.error_percent + "%"]
             rows.append([*about, rounded_up(dense, 1), times(dense / whole.seconds)])
     head = ["model", "units", "tokens", "whole run, s", "its moments say, s", "error", "whole dense run, s", "speed-up"]
     return "\n" + table(head, rows) if rows else ""
 
 
-def reached_goals(kinds: Collection[str] = tuple(KINDS)) -> dict[tuple[str, str], bool]:
+def reached_goals(kinds: Collection[str] = KINDS) -> dict[tuple[str, str], bool]:
     """By (size, request set): whether a record of these kinds that has all moments reaches the target."""
     reached: dict[tuple[str, str], bool] = {}
     for kind, size, request_set, found in all_records():
@@ -152,16 +163,15 @@ def reached_goals(kinds: Collection[str] = tuple(KINDS)) -> dict[tuple[str, str]
 
 
 def fine_profiles() -> str:
-    """Kernels of the steps whose target no record reaches: milliseconds, beside what their bytes take."""
+    """Kernels of the steps whose target was missed under budgets by all models: ms, beside what their bytes take."""
     rows = []
-    goals = reached_goals()
-    for kind, size, request_set, found in all_records():
-        missed = found["target_speedup"] is not None and not goals[size, request_set]
+    for size, request_set, found in fine_records(BY_ALL_MODELS, ["h200"]):
+        missed = found["target_speedup"] is not None and found["speedup"] < found["target_speedup"]
         profile = found["profile"] if missed else None
         groups = sorted((profile or {}).get("groups_ms", {}).items(), key=lambda item: -item[1])
         for group, ms in groups[:SHOWN_GROUPS]:
             floor = profile["floors_ms"].get(group)
-            of = f"Qwen3-{size.upper()}, {request_set}, {KINDS[kind][0]}: {profile['batch']} requests"
+            of = f"Qwen3-{size.upper()}, {request_set}, {_units(found)}: {profile['batch']} requests"
             rows.append([of, group, rounded_up(ms, 2), "" if floor is None else rounded_down(floor, 2)])
     return "\n" + table(["step", "kernels", "ms", "of its bytes, ms"], rows) if rows else ""
 
