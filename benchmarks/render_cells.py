@@ -19,7 +19,7 @@ from sparroll.rounding import rounded_down, rounded_up, with_interval
 sys.path.append(str(Path(__file__).resolve().parents[1] / "recipes" / "code-lm"))
 
 from cell_files import LEAST_SEQUENCES
-from cells import FEW_BUDGETS, HALF_THE_BYTES, Rule
+from cells import FEW_BUDGETS, HALF_THE_BYTES, Rule, summed
 
 KIND = "code_lm_cells"
 HEAD_DIM, ELEMENT_BYTES = 128, 2
@@ -74,6 +74,11 @@ LOW_BITS = {
     "code-lm-tiny-reasoner-low-bits-cpu": "tiny-reasoner",
 }
 """Records of units whose index has about half the bytes, beside the usual ones, with wide first layers."""
+WIDE_REMAINDERS = {
+    "study, 30.8M": ("code-lm-study-low-bits-cpu", "code-lm-study-remainder-cpu"),
+    "tiny-reasoner": ("code-lm-tiny-reasoner-low-bits-cpu", "code-lm-tiny-reasoner-remainder-cpu"),
+}
+"""By model, records of wide first layers without and with a remainder."""
 REMAINDERS = {"16": "-remainder-16-fp8", "64": "-remainder-64-fp8"}
 """Tokens of a group, and how a rule's name ends."""
 BUDGETS = (128, 256, 512)
@@ -95,6 +100,18 @@ def remainders() -> str:
                 if None not in pair:
                     rows.append([model, told, group, str(budget), *(_told(cell) for cell in pair if cell is not None)])
     return table(["model", "pages", "groups of", "budget", "without", "with a remainder"], rows)
+
+
+def wide_remainders() -> str:
+    """Tail and KL in the longest contexts with wide first layers, without and with a remainder in all layers."""
+    rows = []
+    for model, names in WIDE_REMAINDERS.items():
+        found = [{cell["name"]: cell["bins"][-1] for cell in results(name, KIND)["cells"]} for name in names]
+        for (tokens, bits), budget in itertools.product(((2, 2), *HALF_THE_BYTES), BUDGETS):
+            without = Rule("quantized_mean", tokens, bits, (), "first-two-4")
+            pair = [cells[f"{rule.name}-{budget}"] for cells, rule in zip(found, (without, summed(without)), strict=True)]
+            rows.append([model, f"{tokens} x {bits}", str(budget), *(_told(cell) for cell in pair)])
+    return table(["model", "pages", "budget", "without", "with a remainder"], rows)
 
 
 def _told(cell: dict[str, Any]) -> str:
@@ -196,4 +213,5 @@ TABLES = {
     "cells-remainders": remainders,
     "cells-ratios": ratios,
     "cells-shares": shares,
+    "cells-wide-remainders": wide_remainders,
 }
