@@ -109,7 +109,9 @@ def wide_remainders() -> str:
         found = [{cell["name"]: cell["bins"][-1] for cell in results(name, KIND)["cells"]} for name in names]
         for (tokens, bits), budget in itertools.product(((2, 2), *HALF_THE_BYTES), BUDGETS):
             without = Rule("quantized_mean", tokens, bits, (), "first-two-4")
-            pair = [cells[f"{rule.name}-{budget}"] for cells, rule in zip(found, (without, summed(without)), strict=True)]
+            pair = [
+                cells[f"{rule.name}-{budget}"] for cells, rule in zip(found, (without, summed(without)), strict=True)
+            ]
             rows.append([model, f"{tokens} x {bits}", str(budget), *(_told(cell) for cell in pair)])
     return table(["model", "pages", "budget", "without", "with a remainder"], rows)
 

@@ -38,7 +38,7 @@ import scale_presets  # noqa: E402
 import sources  # noqa: E402
 import train_code  # noqa: E402
 from cell_files import SUMS, Measured  # noqa: E402
-from cells import PUBLISHED, Cell, Rule, grid  # noqa: E402
+from cells import PUBLISHED, Cell, Rule, grid, summed  # noqa: E402
 from code_model import load_folder, new_config  # noqa: E402
 
 FINE = Rule("quantized_mean", 4, 4)
@@ -485,10 +485,14 @@ def test_tables_show_an_interval_only_of_eight_sequences_or_more() -> None:
 def test_published_records_are_read_by_all_that_read_records() -> None:
     paths = sorted(render_cells.record_tables.RESULTS.glob("code-lm-study-*.json"))
     found = {path.stem: measure_cells.records.read(path, "code_lm_cells")["results"] for path in paths}
-    with_fine = [path for path in paths if path.stem not in render_cells.LOW_BITS]
-    assert scale_presets.from_records(with_fine, FINE.name)[2].at(16_384, 1024) > 1
-    wide = Rule("quantized_mean", 2, 1, (), "first-two-4").name
-    with_wide = [path for path in paths if path not in with_fine]
-    assert scale_presets.from_records(with_wide, wide)[2].at(16_384, 1024) > 1
+    summing = {name for names in render_cells.WIDE_REMAINDERS.values() for name in names[1:]}
+    wide = Rule("quantized_mean", 2, 1, (), "first-two-4")
+    rules = {
+        path: summed(wide) if path.stem in summing else wide if path.stem in render_cells.LOW_BITS else FINE
+        for path in paths
+    }
+    for rule in set(rules.values()):
+        with_it = [path for path in paths if rules[path] == rule]
+        assert with_it and scale_presets.from_records(with_it, rule.name)[2].at(16_384, 1024) > 1
     assert cell_plots.page(found).count("<svg") == 4 * len(paths)
     assert all(len(make().splitlines()) > 2 for make in render_cells.TABLES.values())
