@@ -24,14 +24,14 @@ from cells import FEW_BUDGETS, HALF_THE_BYTES, Rule, summed
 KIND = "code_lm_cells"
 HEAD_DIM, ELEMENT_BYTES = 128, 2
 """Of a cache of K and V, for the share that an index has of it."""
+CODE_WITH_WIDE = {f"code-lm-seed-{seed}-h200": f"code, 88M, seed {seed}" for seed in (4, 5, 6)}
+"""Records of models of code that were trained to the end, with wide first layers and with half the bits."""
 MODELS = {
     "code-lm-seed-0-h100": "code, 88M, seed 0",
     "code-lm-seed-1-h100": "code, 88M, seed 1",
     "code-lm-seed-2-h100": "code, 88M, seed 2",
     "code-lm-seed-3-h100": "code, 88M, seed 3, cut short",
-    "code-lm-seed-4-h200": "code, 88M, seed 4",
-    "code-lm-seed-5-h200": "code, 88M, seed 5",
-    "code-lm-seed-6-h200": "code, 88M, seed 6",
+    **CODE_WITH_WIDE,
     "code-lm-study-cpu": "study, 30.8M",
     "code-lm-study-h100": "study, 30.8M, H100",
     "code-lm-tiny-reasoner-cpu": "tiny-reasoner",
@@ -42,9 +42,7 @@ CUT_SHORT = "code-lm-seed-3-h100"
 would be with it."""
 WIDE_MODELS = {
     CUT_SHORT: "code, 88M, seed 3, cut short",
-    "code-lm-seed-4-h200": "code, 88M, seed 4",
-    "code-lm-seed-5-h200": "code, 88M, seed 5",
-    "code-lm-seed-6-h200": "code, 88M, seed 6",
+    **CODE_WITH_WIDE,
     "code-lm-study-wide-h100": "study, 30.8M, H100",
     "code-lm-tiny-reasoner-h100": "tiny-reasoner, H100",
 }
@@ -67,9 +65,7 @@ RULES = {
 }
 """The first ones have an index of the same bytes; the last one has twice as many."""
 LOW_BITS = {
-    "code-lm-seed-4-h200": "code, 88M, seed 4",
-    "code-lm-seed-5-h200": "code, 88M, seed 5",
-    "code-lm-seed-6-h200": "code, 88M, seed 6",
+    **CODE_WITH_WIDE,
     "code-lm-study-low-bits-cpu": "study, 30.8M",
     "code-lm-tiny-reasoner-low-bits-cpu": "tiny-reasoner",
 }
@@ -107,12 +103,15 @@ def wide_remainders() -> str:
     rows = []
     for model, names in WIDE_REMAINDERS.items():
         found = [{cell["name"]: cell["bins"][-1] for cell in results(name, KIND)["cells"]} for name in names]
-        for (tokens, bits), budget in itertools.product(((2, 2), *HALF_THE_BYTES), BUDGETS):
+        for (tokens, bits), budget in itertools.product(((4, 4), (2, 2), *HALF_THE_BYTES), BUDGETS):
             without = Rule("quantized_mean", tokens, bits, (), "first-two-4")
-            pair = [
-                cells[f"{rule.name}-{budget}"] for cells, rule in zip(found, (without, summed(without)), strict=True)
-            ]
-            rows.append([model, f"{tokens} x {bits}", str(budget), *(_told(cell) for cell in pair)])
+            of = (
+                cells.get(f"{rule.name}-{budget}")
+                for cells, rule in zip(found, (without, summed(without)), strict=True)
+            )
+            pair = [_told(cell) for cell in of if cell is not None]
+            if len(pair) == len(found):
+                rows.append([model, f"{tokens} x {bits}", str(budget), *pair])
     return table(["model", "pages", "budget", "without", "with a remainder"], rows)
 
 

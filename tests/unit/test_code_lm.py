@@ -386,6 +386,10 @@ def test_the_grid_names_each_cell_once_and_every_cell_is_a_schedule() -> None:
     more = {cell.name for cell in grid(16_385, remainder=True)} - {cell.name for cell in cells}
     assert more and all("-remainder-64-fp8-" in name for name in more)
     assert {name for name in more if "quest" in name or "oracle" in name} == set()
+    wide = [
+        Rule("quantized_mean", tokens, bits, (), "first-two-4") for tokens, bits in ((4, 4), (2, 2), (4, 2), (2, 1))
+    ]
+    assert {f"{summed(rule).name}-256" for rule in wide} <= more
 
 
 def test_a_rule_that_the_replay_refuses_is_left_out_with_its_reason() -> None:

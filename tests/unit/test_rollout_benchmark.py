@@ -419,12 +419,14 @@ def test_a_schedule_file_is_taken_as_it_is_and_checked_before_an_engine_starts(
 
 
 def test_schedules_of_one_preset_lie_in_files_of_their_own(modules: dict[str, ModuleType], tmp_path: Path) -> None:
-    """Two calls at the same time share the folder, and each must run its own."""
+    """Two calls at the same time share this folder, and each must run its own."""
     fine_schedule = modules["fine_schedule"]
-    paths = {
-        units: fine_schedule.saved(options(tmp_path, budget_ratio=4.0, units=units, schedule="qwen3-1.7b-0.86"))
-        for units in ("4x2", "4x4")
-    }
+
+    def saved(units: str) -> str:
+        return fine_schedule.saved(options(tmp_path, budget_ratio=4.0, units=units, schedule="qwen3-1.7b-0.86"))
+
+    paths = {units: saved(units) for units in ("4x2", "4x4")}
+    assert saved("4x2") == paths["4x2"]
     loaded = {units: Schedule.load(path) for units, path in paths.items()}
     assert {units: schedule.selector.bits for units, schedule in loaded.items()} == {"4x2": 2, "4x4": 4}
     assert loaded["4x2"].name == loaded["4x4"].name == "qwen3-1.7b-0.86-scaled"
@@ -464,11 +466,11 @@ def test_the_page_shows_target_ratio_and_missing_moments_or_that_nothing_ran(
         "schedule_table": wide.inline(),
         "budget_ratio_source": "the smallest of two, models: 2, and shared among the layers",
     }
-    Path(str(record).replace("-fine-", f"-{render_fine.BY_ALL_MODELS}-")).write_text(json.dumps(table))
+    Path(str(record).replace("-fine-", f"-{render_fine.BY_FIVE_MODELS}-")).write_text(json.dumps(table))
     lines = render_fine.fine_rollouts().splitlines()
     rows = [line.split("|") for line in lines if "| long |" in line]
     kinds = [(row[4].strip(), row[5].strip(), row[-4].strip()) for row in rows]
-    assert kinds == [("4 x 2", "read 4 times as much", "1/4 by 2 models"), ("4 x 4", "dense", "1/4")]
+    assert kinds == [("4 x 2", "read 4 times as much", "1/4 (2 models)"), ("4 x 4", "dense", "1/4")]
     # Of the two only this one has budgets by all models, and misses its target.
     profiled = [line for line in lines if ": 34 requests |" in line]
     assert all("| Qwen3-1.7B, long, 4 x 2: " in line for line in profiled)
