@@ -64,7 +64,7 @@ def _first_layers(found: dict[str, Any]) -> str:
     """What layers 0 and 1 do."""
     schedule = Schedule.load(found["schedule_table"])
     if schedule.dense_layers:
-        return "dense" if schedule.dense_layers == (0, 1) else f"dense: {', '.join(map(str, schedule.dense_layers))}"
+        return "dense" if schedule.dense_layers == (0, 1) else f"{', '.join(map(str, schedule.dense_layers))} dense"
     if not schedule.layer_groups:
         return "as the others"
     first, others = schedule.steps[-1].budgets

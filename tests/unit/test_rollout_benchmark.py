@@ -447,7 +447,7 @@ def test_the_page_shows_target_ratio_and_missing_moments_or_that_nothing_ran(
     # Of the drained set 3 of 12 moments were measured, which is too few for a row.
     assert not any("| drained |" in line for line in lines)
     cells = [cell.strip() for cell in lines[3].split("|")[1:-1]]
-    assert cells[1:5] == ["Qwen3-1.7B", "long", "4 x 4", "dense"]
+    assert cells[1:5] == ["Qwen3-1.7B", "long", "4 x 4", "0 dense"]
     assert cells[8:10] == ["4.00x", "no, by these moments"]
     assert cells[-3:] == ["1/4", "1/31.2", "4 of 7"]
     assert (
@@ -470,7 +470,7 @@ def test_the_page_shows_target_ratio_and_missing_moments_or_that_nothing_ran(
     lines = render_fine.fine_rollouts().splitlines()
     rows = [line.split("|") for line in lines if "| long |" in line]
     kinds = [(row[4].strip(), row[5].strip(), row[-4].strip()) for row in rows]
-    assert kinds == [("4 x 2", "read 4 times as much", "1/4 (2 models)"), ("4 x 4", "dense", "1/4")]
+    assert kinds == [("4 x 2", "read 4 times as much", "1/4 (2 models)"), ("4 x 4", "0 dense", "1/4")]
     # Of the two only this one has budgets by all models, and misses its target.
     profiled = [line for line in lines if ": 34 requests |" in line]
     assert all("| Qwen3-1.7B, long, 4 x 2: " in line for line in profiled)
