@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,8 +24,10 @@ import scale_presets
 from cells import FEW_BUDGETS
 
 LONG_TOKENS = 30_000
-SEEDS = {0: "h100", 1: "h100", 2: "h100", 4: "h200", 5: "h200", 6: "h200"}
-"""Models of code that were trained to the end, and the GPU of their records."""
+TRAINED = [name for name in MODELS if name != CUT_SHORT]
+TRAINED_WIDE = [name for name in WIDE_MODELS if name != CUT_SHORT]
+"""Records of models that were trained to the end; those that have wide first layers."""
+WIDE_RULE = "quantized_mean-{}-dense-none-first-two-4"
 LONGEST_BIN = -1
 TWO_MODELS = ["code-lm-study-wide-h100", "code-lm-tiny-reasoner-h100"]
 """Records by which the budgets of the older rollouts with wide first layers were scaled."""
@@ -33,10 +36,9 @@ TWO_MODELS = ["code-lm-study-wide-h100", "code-lm-tiny-reasoner-h100"]
 def scaled_budgets() -> Figures:
     preset = Schedule.load("qwen3-1.7b-0.86")
     said = {"published": f"{preset.kv_budget_tokens(LONG_TOKENS):,}"}
-    trained = [name for name in MODELS if name != CUT_SHORT]
     for rule in ("4x4", "2x2"):
-        said[f"of_{rule}"] = _scaled(trained, f"quantized_mean-{rule}")
-        said[f"with_it_{rule}"] = _scaled([*trained, CUT_SHORT], f"quantized_mean-{rule}")
+        said[f"of_{rule}"] = _scaled(TRAINED, f"quantized_mean-{rule}")
+        said[f"with_it_{rule}"] = _scaled([*TRAINED, CUT_SHORT], f"quantized_mean-{rule}")
     return said
 
 
@@ -51,15 +53,17 @@ def _schedule(names: list[str], rule: str, size: str) -> Schedule:
     return scale_presets.scaled(preset, *scale_presets.from_records(paths, rule))
 
 
-def budgets_of_all_models() -> Figures:
-    """How many tokens more, in %, a response of LONGEST tokens reads with wide first layers by all models that were trained
-    to the end than by the two of the older rollouts."""
-    trained, said = [name for name in WIDE_MODELS if name != CUT_SHORT], dict[str, str]()
+def budgets_of_five_models() -> Figures:
+    """How many tokens more, in %, a response of LONGEST tokens reads with wide first layers by the five models that were
+    trained to the end than by the two of the older rollouts."""
+    said: dict[str, str] = {}
     for word, units in (("fours", "4x4"), ("pairs", "2x2")):
-        rule, more = f"quantized_mean-{units}-dense-none-first-two-4", []
+        rule, more = WIDE_RULE.format(units), []
         for size in SIZES:
             layers = model_shape(f"Qwen3-{size.upper()}").layers
-            of_two, of_all = (_read_tokens(_schedule(names, rule, size), layers) for names in (TWO_MODELS, trained))
+            of_two, of_all = (
+                _read_tokens(_schedule(names, rule, size), layers) for names in (TWO_MODELS, TRAINED_WIDE)
+            )
             more.append(100 * (of_all / of_two - 1))
         said |= {f"{word}_least": down(min(more)), f"{word}_most": up(max(more))}
     return said
@@ -72,21 +76,18 @@ def _read_tokens(schedule: Schedule, layers: int) -> int:
 
 
 def wide_first_layers() -> Figures:
-    trained = [name for name in WIDE_MODELS if name != CUT_SHORT]
     records_of = {"wide": "wide", "dense": "fine"}
     drained = {said: results(f"rollout-qwen3-1.7b-drained-{word}-h100", "rollout") for said, word in records_of.items()}
-    rule, timed = (
-        "quantized_mean-4x4-dense-none-first-two-4",
-        results("rollout-qwen3-1.7b-drained-wide-with-cut-h100", "rollout"),
-    )
+    timed = results("rollout-qwen3-1.7b-drained-wide-with-cut-h100", "rollout")
+    fours, pairs, halves = (WIDE_RULE.format(units) for units in ("4x4", "2x2", "4x2"))
     return {
-        "dense": _scaled(trained, "quantized_mean-4x4"),
-        "wide": _scaled(trained, rule),
-        "wide_2x2": _scaled(trained, rule.replace("4x4", "2x2")),
-        "wide_4x2": _scaled(list(LOW_BITS), rule.replace("4x4", "4x2")),
-        "wide_of_two": _scaled(TWO_MODELS, rule),
-        "wide_2x2_of_two": _scaled(TWO_MODELS, rule.replace("4x4", "2x2")),
-        "wide_of_all": _scaled(list(WIDE_MODELS), rule),
+        "dense": _scaled(TRAINED_WIDE, "quantized_mean-4x4"),
+        "wide": _scaled(TRAINED_WIDE, fours),
+        "wide_2x2": _scaled(TRAINED_WIDE, pairs),
+        "wide_4x2": _scaled(list(LOW_BITS), halves),
+        "wide_of_two": _scaled(TWO_MODELS, fours),
+        "wide_2x2_of_two": _scaled(TWO_MODELS, pairs),
+        "wide_of_all": _scaled(list(WIDE_MODELS), fours),
         "published": f"{Schedule.load('qwen3-1.7b-0.86').kv_budget_tokens(LONG_TOKENS):,}",
         "times": down(timed["speedup"], 2),
         "published_times": down(timed["published"]["speedup"], 2),
@@ -102,10 +103,9 @@ def _budget_of(name: str) -> str:
 
 
 def training() -> Figures:
-    found = {
-        seed: record(RESULTS / f"code-lm-train-seed-{seed}-{gpu}.json", "code_lm_training")
-        for seed, gpu in SEEDS.items()
-    }
+    """Of the models of code that were trained to the end: how long the longest training took, and each held-out loss."""
+    of_code = filter(None, (re.fullmatch(r"code-lm-(seed-(\d+)-.*)", name) for name in TRAINED))
+    found = {seed[2]: record(RESULTS / f"code-lm-train-{seed[1]}.json", "code_lm_training") for seed in of_code}
     return {
         "minutes": up(max(each["wall_seconds"] for each in found.values()) / 60, 1),
         **{f"loss_{seed}": up(each["results"]["held_out_loss"], 2) for seed, each in found.items()},
@@ -145,7 +145,7 @@ def tails_of_half_the_bits() -> Figures:
     for name, told in LOW_BITS.items():
         tail = {cell["name"]: cell["bins"][LONGEST_BIN]["q05"] for cell in results(name, "code_lm_cells")["cells"]}
         for units, budget in itertools.product(("2x1", "4x2"), FEW_BUDGETS):
-            its, fours = (tail[f"quantized_mean-{each}-dense-none-first-two-4-{budget}"] for each in (units, "4x4"))
+            its, fours = (tail[f"{WIDE_RULE.format(each)}-{budget}"] for each in (units, "4x4"))
             apart.setdefault((told.partition(",")[0], units), {}).setdefault(budget, []).append(its - fours)
     every = {key: list(itertools.chain(*by_budget.values())) for key, by_budget in apart.items()}
 
@@ -166,7 +166,7 @@ def tails_of_half_the_bits() -> Figures:
 def more_at_the_same_kl() -> Figures:
     """How many % more tokens the other layers read with 4 x 4 for the same KL if layers 0 and 1 are wide instead of dense:
     where each saves least, and at most at one length and published budget."""
-    wide, least, most = "quantized_mean-4x4-dense-none-first-two-4", [], []
+    wide, least, most = WIDE_RULE.format("4x4"), [], []
     for name in WIDE_MODELS:
         ratios: dict[str, dict[tuple[int, int], float]] = {"quantized_mean-4x4": {}, wide: {}}
         for row in results(name, "code_lm_cells")["ratios"]:
@@ -181,7 +181,7 @@ def more_at_the_same_kl() -> Figures:
 PAGES: Mapping[str, Claims] = {
     "docs/results.md": {
         "By all five models a response of 32,768 tokens reads {pairs_least} to {pairs_most} % more under 2 x 2 than in "
-        "those rollouts, and {fours_least} to {fours_most} % more under 4 x 4.": budgets_of_all_models,
+        "those rollouts, and {fours_least} to {fours_most} % more under 4 x 4.": budgets_of_five_models,
     },
     "docs/small-pages.md": {
         "Qwen3-1.7B at .86 would read {wide} tokens in long contexts with two wide layers and 4 x 4, where these five give "
@@ -210,7 +210,7 @@ PAGES: Mapping[str, Claims] = {
         "were trained for {minutes} minutes or less on one GPU each (held-out losses of {loss_0}, {loss_1}, {loss_2}, "
         "{loss_4}, {loss_5} and {loss_6} nats with seeds 0, 1, 2, 4, 5 and 6)": training,
         "(seed 2, at the budget and length where they save least: {without} times fewer than published without it, {with} "
-        "with it)": (dense_layers_and_remainders),
+        "with it)": dense_layers_and_remainders,
         "(4 x 4 at 1,024 tokens: a tail of {layer_0} and {both}), but without layer 0 the tail falls to {none}.": (
             dense_layers_and_remainders
         ),

@@ -9,7 +9,6 @@ scaled one says "scaled, to be calibrated on the real model" until somebody cali
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import sys
 from collections.abc import Iterator
@@ -89,15 +88,10 @@ def _check_kernels(model: str, schedule: Schedule) -> None:
         )
 
 
-def saved(options: argparse.Namespace) -> str:
-    """The file of the third engine's schedule. `options.schedule` is the published one.
-
-    Schedules that are scaled from one preset have one name. So each lies in a folder of its own: two calls at the same time
-    would otherwise run the one that was written last.
-    """
-    made = make(options, Schedule.load(options.schedule))
-    content = hashlib.sha256(json.dumps(made.inline(), sort_keys=True).encode()).hexdigest()[:12]
-    return str(made.save(Path(options.folder) / content / f"{made.name}.toml"))
+def inline(options: argparse.Namespace) -> str:
+    """The third engine's schedule itself, as JSON, which engines take in the place of a file. `options.schedule` is the
+    published one."""
+    return json.dumps(make(options, Schedule.load(options.schedule)).inline())
 
 
 @contextmanager

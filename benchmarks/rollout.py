@@ -254,13 +254,13 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def engines_and_schedules(options: argparse.Namespace) -> None:
-    """Adds who runs, which file each sparse one reads, and where the measurements go."""
+    """Adds who runs, under which schedule each sparse one does, and where the measurements go."""
     folder = Path(options.folder)
     options.schedule = vllm_engines.schedule_of(options.model, options.schedule, folder)
     options.engines, options.schedules = ["dense", "sparse"], {"sparse": options.schedule}
     if fine_schedule.asked(options):
         options.engines.append("fine")
-        options.schedules["fine"] = fine_schedule.saved(options)
+        options.schedules["fine"] = fine_schedule.inline(options)
     name = f"rollout-{options.model}{'-fine' if 'fine' in options.engines else ''}.jsonl"
     options.progress = (options.out_folder or folder) / name
 

@@ -133,7 +133,7 @@ def arguments() -> argparse.Namespace:
     options.schedule = vllm_engines.schedule_of(options.model, options.schedule, Path(options.folder))
     if options.engine == "fine":
         with fine_schedule.refusals_told():
-            options.schedule = fine_schedule.saved(options)
+            options.schedule = fine_schedule.inline(options)
     return options
 
 

@@ -418,18 +418,18 @@ def test_a_schedule_file_is_taken_as_it_is_and_checked_before_an_engine_starts(
             fine_schedule.make(options(tmp_path, **asked), published)
 
 
-def test_schedules_of_one_preset_lie_in_files_of_their_own(modules: dict[str, ModuleType], tmp_path: Path) -> None:
-    """Two calls at the same time share this folder, and each must run its own."""
+def test_calls_at_the_same_time_share_no_schedule(modules: dict[str, ModuleType], tmp_path: Path) -> None:
+    """Schedules that are scaled from one preset have one name, and the folder is the same."""
     fine_schedule = modules["fine_schedule"]
-
-    def saved(units: str) -> str:
-        return fine_schedule.saved(options(tmp_path, budget_ratio=4.0, units=units, schedule="qwen3-1.7b-0.86"))
-
-    paths = {units: saved(units) for units in ("4x2", "4x4")}
-    assert saved("4x2") == paths["4x2"]
-    loaded = {units: Schedule.load(path) for units, path in paths.items()}
-    assert {units: schedule.selector.bits for units, schedule in loaded.items()} == {"4x2": 2, "4x4": 4}
-    assert loaded["4x2"].name == loaded["4x4"].name == "qwen3-1.7b-0.86-scaled"
+    ran = {
+        units: Schedule.load(
+            fine_schedule.inline(options(tmp_path, budget_ratio=4.0, units=units, schedule="qwen3-1.7b-0.86"))
+        )
+        for units in ("4x2", "4x4")
+    }
+    assert {units: schedule.selector.bits for units, schedule in ran.items()} == {"4x2": 2, "4x4": 4}
+    assert {schedule.name for schedule in ran.values()} == {"qwen3-1.7b-0.86-scaled"}
+    assert not list(tmp_path.rglob("*.toml"))
 
 
 # -- the page ------------------------------------------------------------------------------------------------------------
