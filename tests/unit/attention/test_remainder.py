@@ -101,6 +101,9 @@ def test_every_group_weighs_what_loops_over_its_unread_units_say(selector: Selec
         units = {unit_id for unit_id in ids[head].tolist() if unit_id >= 0}
         for member in range(GROUP):
             q, total, result = query[0, head, member].double(), 0.0, torch.zeros(DIM, dtype=torch.float64)
+            estimating = q
+            if isinstance(selector, QuantizedMean):
+                estimating = (q * (127 / q.abs().max())).round() * q.abs().max() / 127
             for token in range(context):
                 if token // unit in units:
                     weight = math.exp(SCALE * float(q @ keys[0, head, token].double()))
@@ -117,10 +120,38 @@ def test_every_group_weighs_what_loops_over_its_unread_units_say(selector: Selec
                     inside = keys[0, head, number * unit : (number + 1) * unit]
                     mean = selector.mean_keys(selector.build_index(inside), DIM)
                     spread = inside.var(0, unbiased=False).mean()
-                    logit = SCALE * q @ mean.double() + SCALE**2 * q @ q * float(spread.bfloat16()) / 2
+                    logit = SCALE * estimating @ mean.double() + SCALE**2 * q @ q * float(spread.bfloat16()) / 2
                     weight = unit * math.exp(logit)
                     total, result = total + weight, result + weight * stored
             torch.testing.assert_close(mixed[0, head, member].double(), result / total, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4])
+def test_below_8_bits_each_head_estimates_with_its_rounded_query(bits: int) -> None:
+    selector = QuantizedMean(page_tokens=4, bits=bits, **RECENT, remainder=Remainder(16))
+    generator = torch.Generator().manual_seed(2)
+    query = torch.randn(1, 2, HEADS, GROUP, DIM, generator=generator).requires_grad_()
+    index = selector.build_index(torch.randn(1, HEADS, 5, 4, DIM, generator=generator))
+    products = selector.estimated_products(query, index)
+    # A group of one head has the score of that head.
+    alone = [selector.score(query[:, :, :, [member]], index, 1.0, torch.empty(0)) for member in range(GROUP)]
+    assert torch.equal(products, torch.stack(alone, 3))
+    smooth = torch.einsum("rqhgd,rhud->rqhgu", query, selector.mean_keys(index, DIM))
+    assert not torch.equal(products, smooth)
+    torch.testing.assert_close(products, smooth, atol=0.1, rtol=0)
+    wanted = torch.randn(products.shape, generator=generator)
+    gradients = [torch.autograd.grad((held * wanted).sum(), query)[0] for held in (products, smooth)]
+    torch.testing.assert_close(*gradients)
+
+
+def test_a_head_that_is_not_a_number_spoils_no_other() -> None:
+    selector = QuantizedMean(page_tokens=4, bits=4, **RECENT, remainder=Remainder(16))
+    query, keys = torch.randn(1, 1, HEADS, GROUP, DIM), torch.randn(1, HEADS, 5, 4, DIM)
+    query[0, 0, 0, 1, 3], query[0, 0, 1, 2, 0] = torch.inf, torch.nan
+    products = selector.estimated_products(query, selector.build_index(keys))
+    spoiled = torch.zeros(HEADS, GROUP, dtype=torch.bool)
+    spoiled[0, 1] = spoiled[1, 2] = True
+    assert torch.equal(products.isnan().all(-1)[0, 0], spoiled) and torch.equal(products.isnan().any(-1)[0, 0], spoiled)
 
 
 def test_the_correction_makes_weights_of_gaussian_keys_right_on_average() -> None:

@@ -17,7 +17,8 @@ the keys only their mean m is known, and of that only m' = m + e, which the inde
   over many units q.m' has the variance of q.m, and exp of both has the same mean: what noise adds is what the row's
   share of m loses. Taking w / 2 out was measured and makes weights too low, so nothing is taken out.
 
-Together l = s q.m' + s^2 |q|^2 v / 2. v is known when the group is complete, and kept for each unit in its group's row
+Together l = s q.m' + s^2 |q|^2 v / 2, where rows below 8 bits meet a rounded query in q.m', though not in |q|^2
+(`Selector.estimated_products`). v is known when the group is complete, and kept for each unit in its group's row
 (`Selector.unit_spread`). For units of one token it is 0. For others it is rough: keys spread mostly in the channels that
 RoPE turns fast, and one key of a unit may be all that a query looks for.
 """
@@ -47,8 +48,7 @@ def group_logits(
     assert selector.remainder is not None, "a selector without a remainder"
     query, in_group, dim = query_RQHGD.float(), selector.units_per_group, query_RQHGD.shape[-1]
     missing = rows_RHNV.shape[2] * in_group - index_RHUW.shape[2]
-    means_RHUD = selector.mean_keys(index_RHUW, dim)
-    logits = F.pad(scale * torch.einsum("rqhgd,rhud->rqhgu", query, means_RHUD), (0, missing))
+    logits = F.pad(scale * selector.estimated_products(query_RQHGD, index_RHUW), (0, missing))
     spread_RHU = selector.remainder.spread(rows_RHNV, dim, in_group).flatten(2)
     half_norm = 0.5 * scale**2 * query.square().sum(-1, keepdim=True)
     logits = logits + half_norm * spread_RHU[:, None, :, None] + math.log(selector.unit_tokens)

@@ -121,10 +121,10 @@ class Selector(ABC):
         return index if kept is None else index + self.group_width(head_dim) / kept.group_tokens
 
     def index_read_bytes_per_token(self, head_dim: int) -> float:
-        """What a step reads of them. With a remainder it reads index rows twice: to choose units, and to weigh those that
-        it did not choose."""
-        again = 0.0 if self.remainder is None else self.index_row_bytes(head_dim) / self.unit_tokens
-        return self.index_bytes_per_token(head_dim) + again
+        """What a step reads of them. With a remainder it reads index rows twice, to choose units and to weigh those that it
+        did not choose, unless it does both at once (`weighed_with_scores`)."""
+        twice = self.remainder is not None and not self.weighed_with_scores
+        return self.index_bytes_per_token(head_dim) + twice * self.index_row_bytes(head_dim) / self.unit_tokens
 
     @abstractmethod
     def build_index(self, keys: Tensor) -> Tensor:
@@ -144,6 +144,16 @@ class Selector(ABC):
     def mean_keys(self, index: Tensor, head_dim: int) -> Tensor:
         """The mean keys that index rows [..., W] stand for, [..., D] float32."""
         raise NotImplementedError(f"{self.kind} has no mean keys")
+
+    def estimated_products(self, query: Tensor, index: Tensor) -> Tensor:
+        """Each query head's estimated q.m with the mean keys of units: query [R, Q, H, G, D] after RoPE, index
+        [R, H, U, W] -> [R, Q, H, G, U] float32."""
+        return torch.einsum("rqhgd,rhud->rqhgu", query.float(), self.mean_keys(index, query.shape[-1]))
+
+    @property
+    def weighed_with_scores(self) -> bool:
+        """Whether what scores units also weighs them for the remainder, and so reads index rows once."""
+        return False
 
     def unit_spread(self, keys: Tensor) -> Tensor:
         """Variance of a unit's keys about their mean, averaged over the channels: keys [..., unit_tokens, D] -> [...]

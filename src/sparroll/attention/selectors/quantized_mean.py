@@ -57,6 +57,9 @@ class QuantizedMean(Selector):
       or a NaN, all its scores are NaN.
     - The score: the sum over channels of whole number times level, which is exact; as fp32, times the scale of the
       unit, times the scale of the query, in this order.
+
+    What a remainder estimates below 8 bits (`estimated_products`) is the same with each query head's own query in whole
+    numbers, rounded as the mean query is.
     """
 
     kind = "quantized_mean"
@@ -115,6 +118,24 @@ class QuantizedMean(Selector):
     def mean_keys(self, index: Tensor, head_dim: int) -> Tensor:
         return self.means(index, head_dim)
 
+    @property
+    def weighed_with_scores(self) -> bool:
+        return self.bits < 8
+
+    def estimated_products(self, query: Tensor, index: Tensor) -> Tensor:
+        """Below 8 bits of the query in whole numbers; its gradient is that of the query itself (straight through)."""
+        if self.bits == 8:
+            return super().estimated_products(query, index)
+        codes, query_scale = in_whole_numbers(query.detach().float())
+        # Exact, as in `score`.
+        with torch.autocast(query.device.type, enabled=False):
+            whole = torch.einsum("rqhgd,rhud->rqhgu", codes, self.levels(index, query.shape[-1]))
+        products = whole * self._scale(index, query.shape[-1])[..., 0][:, None, :, None] * query_scale
+        if torch.is_grad_enabled() and query.requires_grad:
+            smooth = super().estimated_products(query, index)
+            products = products + (smooth - smooth.detach())
+        return products
+
     def score(self, query: Tensor, index: Tensor, scale: float, candidates: Tensor) -> Tensor:
         dim = query.shape[-1]
         if self.bits == 8:
@@ -130,11 +151,15 @@ class QuantizedMean(Selector):
 
 
 def rounded_query(query: Tensor) -> tuple[Tensor, Tensor]:
-    """query [..., G, D] -> the group's mean in whole numbers -127..127 [..., D], and its scale [..., 1], both float32;
-    see QuantizedMean."""
-    mean = mean_in_order(query)
-    largest = largest_channel(mean)
-    codes = (mean * (torch.full_like(largest, QUERY_MOST) / largest)).round()
+    """query [..., G, D] -> the group's mean in whole numbers [..., D], and its scale [..., 1]; see QuantizedMean."""
+    return in_whole_numbers(mean_in_order(query))
+
+
+def in_whole_numbers(vector: Tensor) -> tuple[Tensor, Tensor]:
+    """float32 [..., D] -> its channels in whole numbers -127..127 [..., D], and their scale [..., 1], both float32; see
+    QuantizedMean."""
+    largest = largest_channel(vector)
+    codes = (vector * (torch.full_like(largest, QUERY_MOST) / largest)).round()
     return torch.where(largest.isfinite(), codes, 0.0), largest * (1 / QUERY_MOST)
 
 
