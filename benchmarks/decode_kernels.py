@@ -30,7 +30,7 @@ from torch import Tensor
 
 from sparroll import records
 from sparroll.attention.decode import paged
-from sparroll.attention.decode.workspace import StepWorkspace, Tile, peaks_for
+from sparroll.attention.decode.workspace import StepWorkspace, Tile, log_weights_for, peaks_for
 from sparroll.attention.selectors import PageMean, QuantizedMean
 from sparroll.schedule import Schedule
 
@@ -53,6 +53,8 @@ class Case:
     scores_RHU: Tensor
     workspace: StepWorkspace
     peaks_RHK: Tensor | None = None
+    log_weights_RHGN: Tensor | None = None
+    """Of a selector whose remainder is weighed with the scores."""
 
     @staticmethod
     def build(
@@ -92,6 +94,7 @@ class Case:
                 batch, options.group, options.dim, dtype, selector, device, kv_heads=options.heads
             ),
             peaks_for(selector, batch, options.heads, units, device),
+            log_weights_for(selector, batch, options.heads, options.group, units, device),
         )  # fmt: skip
 
     def without_peaks(self) -> Case | None:
@@ -123,6 +126,7 @@ class Case:
             self.query_RHGD, self.index_PSHW, self.block_table_RM, self.context_tokens_R, self.selector,
             self.scores_RHU if into is None else into, impl, kv_budget_tokens_R=budgets_R, workspace=self.workspace,
             planned=budgets_R is not None, peaks_RHK=self.peaks_RHK if into is None else None,
+            groups_PSHV=self.groups_PSHV, log_weights_RHGN=self.log_weights_RHGN if impl == "triton" else None,
         )  # fmt: skip
 
 
@@ -163,7 +167,7 @@ class Choice:
             case.query_RHGD, case.keys_PBHD, case.values_PBHD, case.block_table_RM, self.unit_ids_RHN,
             case.context_tokens_R, self.budgets_R, case.selector, case.query_RHGD.shape[-1] ** -0.5, self.out_RHGD,
             case.workspace, impl, pages_RHN=self.pages_RHN, planned=True, index_PSHW=case.index_PSHW,
-            groups_PSHV=case.groups_PSHV,
+            groups_PSHV=case.groups_PSHV, log_weights_RHGN=case.log_weights_RHGN,
         )  # fmt: skip
 
     def plan(self) -> None:

@@ -44,7 +44,7 @@ from sparroll.attention.selectors import PageMean, QuantizedMean
 
 UNITS = ("4x4", "2x2", "1x1", "page_mean", "4x4+64", "2x2+64")
 """Tokens x bits; page_mean has units of 16 tokens. With "+64", a remainder by groups of 64 tokens, values in fp8."""
-OTHER_UNITS = ("4x2", "2x1")
+OTHER_UNITS = ("4x2", "2x1", "4x2+64", "1x1+64")
 """Further kinds, timed only if --units names them."""
 TESTS = (
     "test_index_types.py",
@@ -117,9 +117,10 @@ def rows_of(clock: AnyClock, bandwidth: float, choice: decode_kernels.Choice) ->
     scored = scores + scores // 4 * case.selector.index_row_bytes(dim)
     attended = heads * int(read.sum()) * 2 * dim * element + 2 * lists
     if case.selector.remainder is not None:
-        # What is not read is summed up from the index, and from the rows of its groups.
+        # What is not read is summed up from the rows of its groups, and from the index where scoring weighs no groups.
+        kept = case.selector.index_read_bytes_per_token(dim) - case.selector.index_row_bytes(dim) / unit
         unread = heads * int((case.contexts - read)[read < case.contexts].sum())
-        attended += int(unread * case.selector.index_bytes_per_token(dim))
+        attended += int(unread * kept)
     choice.plan()
     selecting_us, layer_us = clock.graph_us(choice.select), clock.graph_us(choice.layer)
     timed = [
@@ -155,6 +156,7 @@ def sweep(clock: AnyClock, choice: decode_kernels.Choice, options: argparse.Name
 
     from sparroll.attention.decode import triton_score_codes
     from sparroll.attention.decode.choice import triton_top_k
+    from sparroll.attention.decode.remainder import triton_unread
 
     case, rows = choice.case, []
     choice.plan(), choice.layer()
@@ -187,11 +189,26 @@ def sweep(clock: AnyClock, choice: decode_kernels.Choice, options: argparse.Name
                 "scores",
                 lambda other=other, layout=layout: triton_score_codes.score_units(
                     other.query_RHGD, other.index_PSHW, other.block_table_RM, other.context_tokens_R, other.selector,
-                    other.scores_RHU, other.workspace, other.peaks_RHK, layout,
+                    other.scores_RHU, other.workspace, other.peaks_RHK, layout, groups_PSHV=other.groups_PSHV,
+                    log_weights_RHGN=other.log_weights_RHGN, scale=other.query_RHGD.shape[-1] ** -0.5,
                 ),
                 tile_units=tile, warps=warps, programs_per_multiprocessor=programs,
             )  # fmt: skip
     choice.plan()
+    if case.log_weights_RHGN is not None:
+        for warps, groups, listed, programs in itertools.product((1, 2, 4), (16, 32), (16, 32), (4, 6, 8, 10, 12)):
+            if options.dry and (warps, groups) != (1, 16):
+                continue
+            summing = triton_unread.UnreadLayout(warps, groups, listed, programs)
+            add(
+                "unread",
+                lambda summing=summing: triton_unread.sum_unread(
+                    case.query_RHGD, case.index_PSHW, case.groups_PSHV, case.log_weights_RHGN, case.block_table_RM,
+                    choice.unit_ids_RHN, choice.pages_RHN, case.context_tokens_R, choice.budgets_R, case.selector,
+                    case.query_RHGD.shape[-1] ** -0.5, case.workspace, summing,
+                ),
+                **dataclasses.asdict(summing),
+            )  # fmt: skip
     layouts = [
         triton_top_k.ChoiceLayout(*values) for values in ((8, 2048, 16), (8, 1024, 8), (16, 2048, 4), (4, 2048, 16))
     ]

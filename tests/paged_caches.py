@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -65,7 +65,7 @@ class PagedCache:
         ]
         return torch.tensor(slots, dtype=torch.int64, device=DEVICE)
 
-    def scores(self, impl: str, **settings: Tensor) -> Tensor:
+    def scores(self, impl: str, **settings: Any) -> Tensor:
         requests, heads = self.query_RHGD.shape[:2]
         scores = torch.full((requests, heads, self.units), torch.nan, device=DEVICE)
         paged.score_units(
@@ -110,13 +110,14 @@ class PagedCache:
         programs: int | None = None,
         pages_RHN: Tensor | None = None,
         groups_PSHV: Tensor | None = None,
+        log_weights_RHGN: Tensor | None = None,
     ) -> Tensor:
         out = torch.full_like(self.query_RHGD, torch.nan)
         workspace = self.workspace(programs)
         paged.paged_decode(
             self.query_RHGD, self.keys_PBHD, self.values_PBHD, self.block_table_RM, ids, self.context_tokens_R,
             budgets, self.selector, self.scale, out, workspace, impl, pages_RHN=pages_RHN,
-            index_PSHW=self.index_PSHW, groups_PSHV=groups_PSHV,
+            index_PSHW=self.index_PSHW, groups_PSHV=groups_PSHV, log_weights_RHGN=log_weights_RHGN,
         )  # fmt: skip
         return out
 

@@ -38,11 +38,15 @@ def test_replay_equals_the_engine(selector: Selector) -> None:
     assert remainder is not None
     # To choose units and to weigh those that were not chosen, index rows are read twice, or once for both.
     times = 2 if isinstance(selector, PageMean) else 1
-    rows = times * selector.index_row_bytes(16) / selector.unit_tokens + selector.group_width(16) / remainder.group_tokens
+    rows = (
+        times * selector.index_row_bytes(16) / selector.unit_tokens + selector.group_width(16) / remainder.group_tokens
+    )
     assert engine.report().layers[0].index_read_share == pytest.approx(rows / (2 * 16 * 4))
     scored = Scorer(model).sparse(rollouts, schedule, temperature=0.7)
+    # A query's channel halfway between two whole numbers may become the one here and the other there.
+    close = 1e-4 if selector.weighed_with_scores else 1e-5
     for rollout, score in zip(rollouts, scored, strict=True):
-        torch.testing.assert_close(rollout.sparse_logp, score.logp, atol=1e-5, rtol=0)
+        torch.testing.assert_close(rollout.sparse_logp, score.logp, atol=close, rtol=0)
 
 
 def test_within_the_budget_it_is_dense() -> None:

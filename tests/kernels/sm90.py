@@ -35,13 +35,13 @@ from sparroll.attention.decode import (
     triton_budgets,
     triton_groups,
     triton_index,
-    triton_remainder,
     triton_score,
     triton_score_codes,
     triton_work_split,
 )
 from sparroll.attention.decode.choice import triton_top_k
 from sparroll.attention.decode.layers_apart import ALIGNED_BYTES
+from sparroll.attention.decode.remainder import triton_remainder, triton_unread
 from sparroll.attention.decode.workspace import SCORED_TILE_BYTES, Tile, default_scored_tile, unread_tile_units
 from sparroll.attention.masked import triton_backward, triton_forward, triton_unit_choice, triton_unit_lists
 from sparroll.attention.masked.triton_tiles import Layout, MaskedTile
@@ -52,7 +52,7 @@ from sparroll.engines.vllm.windows import triton_draws, triton_masses
 _NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 _POINTERS = {
     **dict.fromkeys(("words", "listed", "counts", "readers", "reader_counts", "wanted", "limits"), "*i32"),
-    **dict.fromkeys(("log_sum", "product", "scores", "heats", "found"), "*fp32"),
+    **dict.fromkeys(("log_sum", "log_weights", "product", "scores", "heats", "found"), "*fp32"),
     **dict.fromkeys(("block_table", "context_tokens", "kv_budget_tokens", "unit_ids", "pages", "candidates"), "*i32"),
     "peaks": "*i32",
     **dict.fromkeys(("scored_before", "read_before", "arrivals"), "*i32"),
@@ -128,7 +128,8 @@ def fine_unit_kernels(dtype: torch.dtype, dim: int, group: int, layouts: bool = 
             for with_peaks in (True, False) if layouts else (True,):
                 name = f"scores of {unit} x {bits}, {its_tile} units" + (" and their peaks" if with_peaks else "")
                 name += f", {request_lanes} lanes"
-                constants = {**score, "TILE": its_tile, "WITH_PEAKS": with_peaks, "LANES_R": request_lanes}
+                constants = {**score, "TILE": its_tile, "WITH_PEAKS": with_peaks, "LANES_R": request_lanes,
+                    "PER_GROUP": 0, "SPREADS_AT": 0, "groups_bf16": None, "log_weights": None}  # fmt: skip
                 yield name, triton_score_codes._score_codes, constants, options
         if bits == 4 or layouts:
             constants = {
@@ -157,17 +158,26 @@ def fine_unit_kernels(dtype: torch.dtype, dim: int, group: int, layouts: bool = 
 def remainder_kernels(dim: int, group: int) -> Iterator[Kernel]:
     """Of what a decode step does not read, in blocks of 64 tokens: pages of 16 tokens and small units, few groups in a tile
     and many."""
-    lanes_d = triton.next_power_of_2(dim)
-    for unit, bits, in_group in ((16, 0, 1), (16, 0, 4), (4, 4, 4), (4, 4, 16), (8, 8, 2), (2, 2, 32), (1, 1, 64)):
+    lanes_d, lanes_g = triton.next_power_of_2(dim), triton.next_power_of_2(group)
+    for unit, bits, in_group in (
+        (16, 0, 1), (16, 0, 4), (4, 0, 16), (8, 8, 2), (4, 4, 4), (4, 4, 16), (4, 2, 16), (2, 2, 32), (1, 1, 64)
+    ):  # fmt: skip
         sizes = {"D": dim, "LANES_D": lanes_d, "launch_pdl": True}
         fp8, tile = in_group > 2, unread_tile_units(2 * dim if not bits else 0, in_group)
         remainder = Remainder(unit * in_group, "fp8" if fp8 else "bf16")
         spreads_at = remainder.spreads_at(dim)
+        rows = {
+            **sizes, "BLOCK_TOKENS": 64, "GROUP": unit * in_group, "UNIT": unit, "FP8": fp8, "SPREADS_AT": spreads_at,
+            "FP8_PER_MOST": 1 / row_bytes.FP8_MOST, "LEAST_LARGEST": row_bytes.LEAST_LARGEST,
+        }  # fmt: skip
+        yield f"rows of groups, {unit} x {in_group}", triton_groups._groups, rows, {"num_warps": 4}
+        if 0 < bits < 8:
+            yield from weighed_kernels(QuantizedMean(unit, 16, 64, bits, remainder=remainder), dim, group)
+            continue
         sums = {
             **sizes, "UNIT_SHIFT": unit.bit_length() - 1, "UNITS_PER_BLOCK": 64 // unit, "PER_GROUP": in_group,
-            "FIRST": 16 // unit, "RECENT": 64 // unit, "G": group, "LANES_G": triton.next_power_of_2(group),
-            "LANES_C": max(16, lanes_d * bits // 8) if bits else lanes_d, "BITS": bits, "FP8_VALUES": fp8,
-            "SPREADS_AT": spreads_at, "TILE": tile,
+            "FIRST": 16 // unit, "RECENT": 64 // unit, "G": group, "LANES_G": lanes_g, "FP8_INDEX": bits == 8,
+            "FP8_VALUES": fp8, "SPREADS_AT": spreads_at, "TILE": tile,
         }  # fmt: skip
         yield (
             f"what is not read, {unit} x {bits}, groups of {in_group}",
@@ -175,11 +185,38 @@ def remainder_kernels(dim: int, group: int) -> Iterator[Kernel]:
             sums,
             {"num_warps": triton_remainder.warps(tile, in_group)},
         )
-        rows = {
-            **sizes, "BLOCK_TOKENS": 64, "GROUP": unit * in_group, "UNIT": unit, "FP8": fp8, "SPREADS_AT": spreads_at,
-            "FP8_PER_MOST": 1 / row_bytes.FP8_MOST, "LEAST_LARGEST": row_bytes.LEAST_LARGEST,
+
+
+def weighed_kernels(selector: QuantizedMean, dim: int, group: int) -> Iterator[Kernel]:
+    """Scores that weigh groups, and what sums these up, in blocks of 64 tokens."""
+    unit, bits, remainder = selector.unit_tokens, selector.bits, selector.remainder
+    assert remainder is not None
+    words, lanes_g = selector.scale_at(dim) // 4, triton.next_power_of_2(group)
+    lanes_w, tile, in_group = (
+        triton.next_power_of_2(words),
+        default_scored_tile(4 * words, bits, True),
+        selector.units_per_group,
+    )
+    sizes = {
+        "UNIT": unit, "UNITS_PER_BLOCK": 64 // unit, "PER_GROUP": in_group, "FIRST": 16 // unit, "RECENT": 64 // unit,
+        "G": group, "D": dim, "W": words, "ROW_WORDS": selector.index_width(dim) // 4, "LANES_W": lanes_w, "BITS": bits,
+        "ALIGN": triton_index.loaded_bytes(selector, dim) // 4, "SPREADS_AT": remainder.spreads_at(dim), "DP4A": True,
+        "launch_pdl": True,
+    }  # fmt: skip
+    about = f"{unit} x {bits}, groups of {in_group}"
+    for lanes in (32, 256):
+        layout = triton_score_codes.ScoreLayout.default(tile, bits, lanes, group)
+        score = {
+            **sizes, "GROUP": min(64 // unit, 16, in_group), "HEADS": 8, "LANES_R": lanes, "TILE": tile, "WITH_PEAKS": True,
         }  # fmt: skip
-        yield f"rows of groups, {unit} x {in_group}", triton_groups._groups, rows, {"num_warps": 4}
+        options = {"num_warps": layout.warps, "maxnreg": layout.most_registers, "enable_fp_fusion": False}
+        yield f"scores and weights, {about}, {lanes} lanes", triton_score_codes._score_codes, score, options
+    cut, fp8 = triton_unread.UnreadLayout.default(unit), remainder.values == "fp8"
+    sums = {
+        **sizes, "LANES_G": lanes_g, "LANES_V": triton_unread.value_lanes(dim, fp8), "FP8_VALUES": fp8, "ROW_ALIGN": 16,
+        "TILE": cut.groups, "LISTED": cut.listed, "WITH_PAGES": True,
+    }  # fmt: skip
+    yield f"unread, {about}", triton_unread._sum_weighed, sums, {"enable_fp_fusion": False, **cut.options}
 
 
 def page_mean_kernels(dim: int, group: int) -> Iterator[Kernel]:
@@ -262,8 +299,12 @@ def compiled(kernel: Kernel, dtype: torch.dtype, of_sixteen: bool = True) -> dic
     without `of_sixteen` only pointers are."""
     _, function, constants, options = kernel
     pointers = _POINTERS | _POINTERS_OF.get(place_of(function).partition(".")[0], {})
-    if constants.get("LANES_C") and constants["BITS"]:
-        # Packed rows; in the same file, rows of page means are numbers.
+    if constants.get("FP8_VALUES") and "LISTED" in constants:
+        pointers |= {"values": "*i32"}
+    elif "LISTED" in constants:
+        pointers |= {"values": "*bf16"}
+    if constants.get("FP8_INDEX"):
+        # Codes; in the same file, rows of page means are numbers.
         pointers |= {"index": "*u8"}
     signature: dict[str, str] = {}
     attributes = {}

@@ -27,6 +27,9 @@ R, H, G, D, P, M = 4, 2, 2, 32, 64, 12
 SCHEDULE = Schedule(steps=(Step(0, 64), Step(128, 80)), dense_layers=(0,))
 GROUPED = Schedule(steps=(Step(0, (96, 64)), Step(128, (112, 80))), dense_layers=(0,), layer_groups=((2,), (1,)))
 SUMMING = Schedule(SCHEDULE.steps, PageMean(16, 16, 32, remainder=Remainder(32, "fp8")), dense_layers=(0,))
+SUMMING_FINE = Schedule(
+    SCHEDULE.steps, QuantizedMean(4, 16, 32, bits=4, remainder=Remainder(32, "fp8")), dense_layers=(0,)
+)
 PAIRS = Schedule(SCHEDULE.steps, QuantizedMean(2, 16, 32, bits=2), dense_layers=(0,))
 CONTEXTS = [1, 60, 171, 0]
 LONG_UNITS = 8200
@@ -38,6 +41,7 @@ CASES = [
         for case in ((16, SCHEDULE), (64, SCHEDULE), (64, GROUPED))
     ),
     ("triton", 64, SUMMING),
+    ("triton", 64, SUMMING_FINE),
     ("triton", 64, PAIRS),
 ]
 
@@ -222,6 +226,7 @@ def test_a_decode_step_is_the_references(
     table = torch.randperm(P)[: R * M].view(R, M).int()
     work = workspace(monkeypatch, backend, selector, LONG_UNITS if schedule is PAIRS else M * units_per_block)
     assert (work.peaks_RHK is not None) == (schedule is PAIRS)
+    assert (work.log_weights_RHGN is not None) == (schedule is SUMMING_FINE)
 
     builder = builder_of(backend)
     common = SimpleNamespace(
@@ -278,6 +283,14 @@ def test_a_decode_step_is_the_references(
         query_RHGD, keys_PBHD, values_PBHD, table, unit_ids, contexts, budgets, selector, D**-0.5, expected,
         index_PSHW=index.rows_PSHW, groups_PSHV=None if groups is None else groups.rows_PSHW,
     )  # fmt: skip
+    if work.log_weights_RHGN is not None and groups is not None and not dense:
+        weights_RHGN = torch.empty_like(work.log_weights_RHGN)
+        paged.score_units(
+            query_RHGD, index.rows_PSHW, table, contexts, selector, scores, groups_PSHV=groups.rows_PSHW,
+            log_weights_RHGN=weights_RHGN,
+        )  # fmt: skip
+        weighed = work.log_weights_RHGN[2, :, :, : CONTEXTS[2] // selector.row_tokens]
+        torch.testing.assert_close(weighed, weights_RHGN[2, :, :, : weighed.shape[2]], atol=1e-4, rtol=0)
     if work.peaks_RHK is not None and not dense:
         assert_peaks(work.peaks_RHK[2:3], scores[2:3], CONTEXTS[2], selector)
     torch.testing.assert_close(output.unflatten(1, (H, G)), expected, atol=1e-5, rtol=1e-5)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sparroll.attention.decode import paged
-from sparroll.attention.decode.workspace import PEAK_UNITS, StepWorkspace, has_peaks
+from sparroll.attention.decode.workspace import PEAK_UNITS, StepWorkspace, has_peaks, log_weights_for
 from sparroll.attention.selectors import PageMean, QuantizedMean, Selector
 from sparroll.errors import UserError
 
@@ -55,6 +55,7 @@ class _Step:
     budgets_R: Tensor
     scores_RHU: Tensor
     peaks_RHK: Tensor | None
+    log_weights_RHGN: Tensor | None
     unit_ids_RHN: Tensor
     pages_RHN: Tensor
     out_RHGD: Tensor
@@ -133,6 +134,7 @@ def _step(
         table_RM.to(device), torch.cat(slots).to(device), contexts_R.to(device), budgets_R.to(device),
         # As in engines, rows of whole 16 bytes.
         torch.full((*lists[:2], -(-units // 4) * 4), torch.nan, device=device)[..., :units], peaks,
+        log_weights_for(selector, len(contexts), heads.kv, heads.group, units, device),
         nothing, nothing.clone(), torch.full_like(query, torch.nan),
         StepWorkspace.allocate(len(contexts), heads.group, heads.dim, dtype, selector, device, kv_heads=heads.kv),
     )  # fmt: skip
@@ -165,7 +167,8 @@ def _scores(step: _Step) -> list[str]:
     for scores, its_peaks, impl in ((expected, peaks, "reference"), (step.scores_RHU, step.peaks_RHK, "triton")):
         paged.score_units(
             step.query_RHGD, step.index_PSHW, step.block_table_RM, step.contexts_R, step.selector, scores, impl,
-            workspace=step.workspace, peaks_RHK=its_peaks,
+            workspace=step.workspace, peaks_RHK=its_peaks, groups_PSHV=step.groups_PSHV,
+            log_weights_RHGN=step.log_weights_RHGN,
         )  # fmt: skip
     exact = isinstance(step.selector, QuantizedMean) and step.selector.bits < 8
     told = []
@@ -209,6 +212,7 @@ def _attention(step: _Step) -> list[str]:
             step.query_RHGD, step.keys_PBHD, step.values_PBHD, step.block_table_RM, step.unit_ids_RHN, step.contexts_R,
             step.budgets_R, step.selector, step.query_RHGD.shape[-1] ** -0.5, out, step.workspace, impl,
             pages_RHN=step.pages_RHN, index_PSHW=step.index_PSHW, groups_PSHV=step.groups_PSHV,
+            log_weights_RHGN=step.log_weights_RHGN,
         )  # fmt: skip
     wrong = _unlike(step.out_RHGD.float(), exact, close=2e-2 if step.out_RHGD.dtype != torch.float32 else 1e-4)
     return [f"{wrong} of the attention's outputs"] if wrong else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -241,6 +242,10 @@ def test_index_bytes_count_the_rows_of_groups() -> None:
     # 128 bytes of e4m3, a scale, 4 numbers of 2 bytes; padded to whole 16 bytes.
     assert with_one.group_width(128) == 144
     assert with_one.index_bytes_per_token(128) == bare.index_bytes_per_token(128) + 144 / 16
+    # Below 8 bits units are weighed while they are scored; others are read again.
+    assert with_one.index_read_bytes_per_token(128) == with_one.index_bytes_per_token(128)
+    again = dataclasses.replace(with_one, bits=8)
+    assert again.index_read_bytes_per_token(128) == again.index_bytes_per_token(128) + 144 / 4
 
 
 @pytest.mark.parametrize("kind", ["quest", "streaming", "oracle_page", "oracle_token"])

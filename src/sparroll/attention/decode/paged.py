@@ -9,8 +9,8 @@ contiguous, and rows of `quantized_mean` and of groups must be aligned. No engin
 """
 
 # R requests, T new tokens, P blocks, B tokens per block, M blocks per request, S units per block, H kv heads,
-# K peaks of scores, G query heads per kv head, U units, N chosen units, D head dim, W index row width,
-# L layers with budgets of their own
+# K peaks of scores, G query heads per kv head, U units, N chosen units (of log_weights: groups), D head dim,
+# W index row width, V group row width in bytes, L layers with budgets of their own
 
 from __future__ import annotations
 
@@ -164,6 +164,8 @@ def score_units(
     workspace: StepWorkspace | None = None,
     planned: bool = False,
     peaks_RHK: Tensor | None = None,
+    groups_PSHV: Tensor | None = None,
+    log_weights_RHGN: Tensor | None = None,
 ) -> None:
     """Score every unit of each (request, head) into scores_RHU (fp32), as `selector.score` does.
 
@@ -172,8 +174,12 @@ def score_units(
     their units will be chosen), and units past the context may be: `choose_units` does not look at them. `scale` is
     what the model multiplies q.k with (default D ** -0.5), for selectors that use it. `planned`: `plan_step` was called
     with the same contexts and budgets. `peaks_RHK`, of `peaks_for`, takes the peaks of what is scored.
+
+    `log_weights_RHGN`, of `log_weights_for`, takes what each group of the remainder weighs to each query head if none of
+    its units is read, as base-2 logarithms, for `paged_decode`; units that are read anyway weigh nothing. It needs the
+    rows of groups. "triton" cannot do without it where the selector is `weighed_with_scores`.
     """
-    requests, heads, _, dim = query_RHGD.shape
+    requests, heads, group, dim = query_RHGD.shape
     blocks, units_per_block = index_PSHW.shape[:2]
     _shapes(
         index_PSHW=(index_PSHW, (blocks, units_per_block, heads, selector.index_width(dim))),
@@ -193,9 +199,17 @@ def score_units(
         _peaks(peaks_RHK, scores_RHU)
         if not has_peaks(selector):
             raise UserError(f"no peaks are kept of the scores of {selector}", "leave out peaks_RHK")
+    _check_log_weights(log_weights_RHGN, (requests, heads, group), selector, impl)
+    if log_weights_RHGN is not None:
+        if groups_PSHV is None:
+            raise UserError("log_weights_RHGN needs groups_PSHV")
+        _groups_shape(groups_PSHV, (blocks, units_per_block * selector.unit_tokens, heads, dim), selector)
+        needed = -(-scores_RHU.shape[2] // selector.units_per_group)
+        _shapes(log_weights_RHGN=(log_weights_RHGN, (requests, heads, group, needed)))
     _operation(impl, "score_units", query_RHGD)(
         query_RHGD, index_PSHW, block_table_RM, context_tokens_R, selector, scores_RHU, kv_budget_tokens_R,
-        dim**-0.5 if scale is None else scale, workspace, planned, peaks_RHK,
+        dim**-0.5 if scale is None else scale, workspace, planned, peaks_RHK, groups_PSHV=groups_PSHV,
+        log_weights_RHGN=log_weights_RHGN,
     )  # fmt: skip
 
 
@@ -267,6 +281,7 @@ def paged_decode(
     planned: bool = False,
     index_PSHW: Tensor | None = None,
     groups_PSHV: Tensor | None = None,
+    log_weights_RHGN: Tensor | None = None,
 ) -> None:
     """Write the attention of one new token per request into out_RHGD: softmax over exactly the tokens of the chosen
     units, and with a remainder over the groups of the others (remainder_reference.py), whose index and rows are then
@@ -275,7 +290,9 @@ def paged_decode(
     Tokens at or past the context are never read, whatever is stored there. Padding rows (context 0) become zeros.
     unit_ids_RHN (int32) and kv_budget_tokens_R are those of `choose_units`: as many units as it chooses, in ascending
     order, which the kernel relies on. Entries past the budget are not looked at, filled or not. With `pages_RHN`, the
-    block table is not read. `planned`: `plan_step` was called with the same contexts and budgets.
+    block table is not read. `planned`: `plan_step` was called with the same contexts and budgets. `log_weights_RHGN`: what
+    `score_units` wrote with the same budgets; "triton" needs it where that kernel weighs groups, and the reference does not
+    look at it.
     """
     requests, heads, group, dim = query_RHGD.shape
     blocks, block_tokens = keys_PBHD.shape[:2]
@@ -310,13 +327,14 @@ def paged_decode(
         _index_dtype(index_PSHW, selector)
         _contiguous_rows(index_PSHW=index_PSHW)
         _groups_shape(groups_PSHV, (blocks, block_tokens, heads, dim), selector)
+        _check_log_weights(log_weights_RHGN, (requests, heads, group), selector, impl)
     if impl == "triton":
         check_fits(workspace, requests, (heads, group, dim))
         if workspace is not None and selector.remainder is not None:
             check_unread_parts(workspace, requests * heads, selector)
     _operation(impl, "paged_decode", query_RHGD)(
         query_RHGD, keys_PBHD, values_PBHD, block_table_RM, unit_ids_RHN, context_tokens_R, kv_budget_tokens_R, selector,
-        scale, out_RHGD, workspace, pages_RHN, planned, index_PSHW, groups_PSHV,
+        scale, out_RHGD, workspace, pages_RHN, planned, index_PSHW, groups_PSHV, log_weights_RHGN,
     )  # fmt: skip
 
 
@@ -357,6 +375,23 @@ def _peaks(peaks: Tensor, scores: Tensor) -> None:
     _shapes(peaks_RHK=(peaks, (*scores.shape[:2], -(-scores.shape[2] // PEAK_UNITS))))
     _dtype("peaks_RHK", peaks, torch.int32)
     _contiguous_rows(peaks_RHK=peaks)
+
+
+def _check_log_weights(log_weights: Tensor | None, heads: tuple[int, int, int], selector: Selector, impl: str) -> None:
+    """heads: requests, kv heads and query heads per kv head."""
+    weighed = selector.remainder is not None and selector.weighed_with_scores
+    if log_weights is None:
+        if weighed and impl == "triton":
+            raise UserError(
+                'impl="triton" needs log_weights_RHGN for this remainder',
+                "give log_weights_for(...) to both operations",
+            )
+        return
+    if not weighed:
+        raise UserError(f"no groups are weighed with the scores of {selector}", "leave out log_weights_RHGN")
+    _shapes(log_weights_RHGN=(log_weights, (*heads, log_weights.shape[-1])))
+    _dtype("log_weights_RHGN", log_weights, torch.float32)
+    _contiguous_rows(log_weights_RHGN=log_weights)
 
 
 def _contiguous_rows(**named: Tensor) -> None:

@@ -6,6 +6,7 @@ paged.py, which also checks the arguments. Units are chosen by the rule of refer
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -46,6 +47,8 @@ def score_units(
     workspace: Any = None,
     planned: bool = False,
     peaks_RHK: Tensor | None = None,
+    groups_PSHV: Tensor | None = None,
+    log_weights_RHGN: Tensor | None = None,
 ) -> None:
     """See paged.score_units."""
     unit, units_per_block = selector.unit_tokens, index_PSHW.shape[1]
@@ -70,6 +73,18 @@ def score_units(
     scores_RHU.copy_(score_RHU)
     if peaks_RHK is not None:
         peaks_RHK.copy_(peaks_of(scores_RHU))
+    if log_weights_RHGN is not None and groups_PSHV is not None:
+        in_group, width = selector.units_per_group, groups_PSHV.shape[1]
+        wanted_RN = F.pad(candidates_RU, (0, -len(ids_U) % in_group)).unflatten(1, (-1, in_group)).any(2)
+        # A block holds whole groups.
+        groups_N = torch.arange(wanted_RN.shape[1], device=ids_U.device)
+        columns_N = (groups_N // width).clamp_max(block_table_RM.shape[1] - 1)
+        blocks_RN = block_table_RM[:, columns_N].long().masked_fill(~wanted_RN, 0)
+        log_RHGN = remainder_reference.group_logits(
+            query_RHGD[:, None], index_RUHW.transpose(1, 2), groups_PSHV[blocks_RN, groups_N % width].transpose(1, 2),
+            candidates_RU[:, None, None], selector, scale,
+        )[:, 0]  # fmt: skip
+        log_weights_RHGN.copy_(log_RHGN / math.log(2))
 
 
 def peaks_of(scores_RHU: Tensor) -> Tensor:
@@ -125,6 +140,7 @@ def paged_decode(
     planned: bool = False,
     index_PSHW: Tensor | None = None,
     groups_PSHV: Tensor | None = None,
+    log_weights_RHGN: Tensor | None = None,
 ) -> None:
     """See paged.paged_decode. Workspace, pages and plan save kernels some work; they are not used here."""
     unit = selector.unit_tokens

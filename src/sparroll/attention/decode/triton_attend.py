@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sparroll.attention.decode.remainder import triton_remainder, triton_unread
 from sparroll.attention.decode.triton_launch import let_next_begin, overlapping, wait_for_previous
-from sparroll.attention.decode.triton_remainder import sum_unread
 from sparroll.attention.decode.triton_work_split import (
     by_request,
     number_of,
@@ -24,6 +24,7 @@ from sparroll.attention.decode.triton_work_split import (
     stretch,
 )
 from sparroll.attention.selectors.base import Selector
+from sparroll.attention.selectors.quantized_mean import QuantizedMean
 
 if TYPE_CHECKING:
     from sparroll.attention.decode.workspace import StepWorkspace
@@ -47,6 +48,7 @@ def paged_decode(
     planned: bool,
     index_PSHW: Tensor | None,
     groups_PSHV: Tensor | None,
+    log_weights_RHGN: Tensor | None,
 ) -> None:
     """See paged.paged_decode."""
     requests, heads, group, dim = query_RHGD.shape
@@ -55,8 +57,14 @@ def paged_decode(
     if not planned:
         plan_step(context_tokens_R, kv_budget_tokens_R, selector, unit_ids_RHN.shape[2], workspace)
     unread_parts = 0
-    if index_PSHW is not None and groups_PSHV is not None:
-        unread_parts = sum_unread(
+    if index_PSHW is not None and groups_PSHV is not None and log_weights_RHGN is not None:
+        assert isinstance(selector, QuantizedMean), "groups are weighed by the scores of quantized_mean"
+        unread_parts = triton_unread.sum_unread(
+            query_RHGD, index_PSHW, groups_PSHV, log_weights_RHGN, block_table_RM, unit_ids_RHN, pages_RHN,
+            context_tokens_R, kv_budget_tokens_R, selector, scale, workspace,
+        )  # fmt: skip
+    elif index_PSHW is not None and groups_PSHV is not None:
+        unread_parts = triton_remainder.sum_unread(
             query_RHGD, index_PSHW, groups_PSHV, block_table_RM, unit_ids_RHN, context_tokens_R, kv_budget_tokens_R,
             selector, scale, workspace,
         )  # fmt: skip
@@ -166,8 +174,8 @@ def _gather(
     launch_pdl: tl.constexpr = False,
 ):
     """UNIT_SHIFT: logarithm of a unit's tokens.  ALIKE: keys and values have the same strides.  unread_parts: those in
-    which triton_remainder.py left what a pair does not read.  WITH_UNREAD: whether there is a remainder.  ADDED_G: lanes of
-    the query heads in a part."""
+    which a kernel of remainder/ left what a pair does not read.  WITH_UNREAD: whether there is a remainder.  ADDED_G: lanes
+    of the query heads in a part."""
     let_next_begin(launch_pdl)
     ends_R = by_request(read_before + 1, requests, LANES_R)
     contexts_R = by_request(context_tokens, requests, LANES_R)
@@ -214,10 +222,16 @@ def _gather(
         total_weight = tl.zeros([LANES_G], tl.float32)
         mix = tl.zeros([LANES_G, LANES_D], tl.float32)
         # What is not read is the first entry of the softmax, for the program that begins the pair.
-        for number in range(tl.where(first_tile == 0, unread_parts, 0) if WITH_UNREAD else 0):
-            unread = (request * HEADS + head) * unread_parts + number
-            top, total_weight, mix = _with_part(
-                unread_mixed, unread_log_sum, unread, top, total_weight, mix, member, channel, in_group, G, D
+        for number in range(0, tl.where(first_tile == 0, unread_parts, 0) if WITH_UNREAD else 0, 4):
+            # Loaded together, as in `_add_up`.
+            row = (request * HEADS + head) * unread_parts + number
+            left = unread_parts - number
+            log_0, mixed_0 = _stored(unread_mixed, unread_log_sum, row, True, member, channel, in_group, G, D)
+            log_1, mixed_1 = _stored(unread_mixed, unread_log_sum, row + 1, left > 1, member, channel, in_group, G, D)
+            log_2, mixed_2 = _stored(unread_mixed, unread_log_sum, row + 2, left > 2, member, channel, in_group, G, D)
+            log_3, mixed_3 = _stored(unread_mixed, unread_log_sum, row + 3, left > 3, member, channel, in_group, G, D)
+            top, total_weight, mix = _joined(
+                top, total_weight, mix, log_0, log_1, log_2, log_3, mixed_0, mixed_1, mixed_2, mixed_3
             )
         head_keys = keys + head * keys_per_head
         head_values = values + head * values_per_head
@@ -367,17 +381,9 @@ def _add_up(
         log_1, mixed_1 = _part(mixed, log_sum, first, part + 1, parts, member, channel, in_group, G, D)
         log_2, mixed_2 = _part(mixed, log_sum, first, part + 2, parts, member, channel, in_group, G, D)
         log_3, mixed_3 = _part(mixed, log_sum, first, part + 3, parts, member, channel, in_group, G, D)
-        new_top = tl.maximum(tl.maximum(tl.maximum(log_0, log_1), tl.maximum(log_2, log_3)), top)
-        anchor = tl.where(new_top == float("-inf"), 0.0, new_top)
-        shrink = tl.exp2(top - anchor)
-        weight_0, weight_1 = tl.exp2(log_0 - anchor), tl.exp2(log_1 - anchor)
-        weight_2, weight_3 = tl.exp2(log_2 - anchor), tl.exp2(log_3 - anchor)
-        total_weight = total_weight * shrink + ((weight_0 + weight_1) + (weight_2 + weight_3))
-        result = result * shrink[:, None] + (
-            (mixed_0 * weight_0[:, None] + mixed_1 * weight_1[:, None])
-            + (mixed_2 * weight_2[:, None] + mixed_3 * weight_3[:, None])
+        top, total_weight, result = _joined(
+            top, total_weight, result, log_0, log_1, log_2, log_3, mixed_0, mixed_1, mixed_2, mixed_3
         )
-        top = new_top
     result = result / tl.where(total_weight > 0.0, total_weight, 1.0)[:, None]
     tl.store(target + member[:, None] * out_per_member + channel[None, :], result.to(target.dtype.element_ty), in_group)
 
@@ -385,10 +391,16 @@ def _add_up(
 @triton.jit
 @no_type_check
 def _part(mixed, log_sum, first, part, parts, member, channel, in_group, G: tl.constexpr, D: tl.constexpr):
-    """Logarithms of a part's softmax sums, and what it mixed; of one past the last, what adds nothing."""
-    # Where a program left it: see the end of `_gather`. It is read past this multiprocessor's own cache.
+    """What a program left of the pair, where it left it: see the end of `_gather`."""
     row = (2 * (first + part) + tl.where(part == 0, 1, 0)).to(tl.int64)
-    there = part < parts
+    return _stored(mixed, log_sum, row, part < parts, member, channel, in_group, G, D)
+
+
+@triton.jit
+@no_type_check
+def _stored(mixed, log_sum, row, there, member, channel, in_group, G: tl.constexpr, D: tl.constexpr):
+    """Logarithms of a part's softmax sums, and what it mixed; of one that is not there, what adds nothing. Other programs
+    wrote it: it is read past this multiprocessor's own cache."""
     log_weight = tl.load(
         log_sum + row * G + member, mask=(member < G) & there, other=float("-inf"), cache_modifier=".cg"
     )
@@ -403,17 +415,16 @@ def _part(mixed, log_sum, first, part, parts, member, channel, in_group, G: tl.c
 
 @triton.jit
 @no_type_check
-def _with_part(
-    mixed, log_sum, part, top, total_weight, mix, member, channel, in_group, G: tl.constexpr, D: tl.constexpr
-):
-    """A running softmax with one more part that some program left in memory."""
-    # Other programs wrote it: it is read past this multiprocessor's own cache.
-    log_weight = tl.load(log_sum + part * G + member, mask=member < G, other=float("-inf"), cache_modifier=".cg")
-    part_mixed = tl.load(
-        mixed + part * (G * D) + member[:, None] * D + channel[None, :], mask=in_group, other=0.0, cache_modifier=".cg"
-    )
-    new_top = tl.maximum(top, log_weight)
+def _joined(top, total_weight, mix, log_0, log_1, log_2, log_3, mixed_0, mixed_1, mixed_2, mixed_3):
+    """A running softmax with four more parts."""
+    new_top = tl.maximum(tl.maximum(tl.maximum(log_0, log_1), tl.maximum(log_2, log_3)), top)
     anchor = tl.where(new_top == float("-inf"), 0.0, new_top)
-    weight = tl.exp2(log_weight - anchor)
     shrink = tl.exp2(top - anchor)
-    return new_top, total_weight * shrink + weight, mix * shrink[:, None] + part_mixed * weight[:, None]
+    weight_0, weight_1 = tl.exp2(log_0 - anchor), tl.exp2(log_1 - anchor)
+    weight_2, weight_3 = tl.exp2(log_2 - anchor), tl.exp2(log_3 - anchor)
+    total_weight = total_weight * shrink + ((weight_0 + weight_1) + (weight_2 + weight_3))
+    mix = mix * shrink[:, None] + (
+        (mixed_0 * weight_0[:, None] + mixed_1 * weight_1[:, None])
+        + (mixed_2 * weight_2[:, None] + mixed_3 * weight_3[:, None])
+    )
+    return new_top, total_weight, mix

@@ -51,8 +51,10 @@ def score_units(
     planned: bool,
     peaks_RHK: Tensor | None = None,
     programs: int | None = None,
+    groups_PSHV: Tensor | None = None,
+    log_weights_RHGN: Tensor | None = None,
 ) -> None:
-    """See paged.score_units. Page means need no scale; `programs` is for measurements."""
+    """See paged.score_units. Scores need no scale; `programs` is for measurements."""
     requests, heads, group, dim = query_RHGD.shape
     units, unit = scores_RHU.shape[2], selector.unit_tokens
     if requests == 0:
@@ -64,7 +66,7 @@ def score_units(
         if selector.bits < 8:
             score_codes(
                 query_RHGD, index_PSHW, block_table_RM, context_tokens_R, selector, scores_RHU, workspace, peaks_RHK,
-                programs=programs,
+                programs=programs, groups_PSHV=groups_PSHV, log_weights_RHGN=log_weights_RHGN, scale=scale,
             )  # fmt: skip
             return
         fp8, align, rows, held = True, loaded_bytes(selector, dim) // 4, words_of(index_PSHW, selector, dim), dim // 4

@@ -5,6 +5,9 @@ to floating point before the sum is complete, so the index is read at the speed 
 The work is split as in triton_score.py. A tile is made of groups of units that are neighbours in a block, whose channels
 lie in one stretch of memory (256 bytes for 16 tokens of 128 channels at 4 x 4, 2 x 2 or 1 x 1 bits). Most tiles hold
 nothing but units that compete; for these, nothing is masked.
+
+With a remainder, the same codes also meet each query head's own query, which tells how much every group of units weighs if
+none of them is read (remainder_reference.py). remainder/triton_unread.py takes those that are read out again.
 """
 
 from __future__ import annotations
@@ -17,8 +20,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparroll.attention import row_bytes
 from sparroll.attention.decode.choice.triton_threshold import ordered_bits
+from sparroll.attention.decode.triton_codes import (
+    LOG2_E,
+    logit_of,
+    products_of,
+    rounded_heads,
+    rounded_mean,
+    spread_over_units,
+    whole_of,
+    words_apart,
+)
 from sparroll.attention.decode.triton_index import loaded_bytes, words_of
 from sparroll.attention.decode.triton_launch import let_next_begin, overlapping, wait_for_previous
 from sparroll.attention.decode.triton_work_split import (
@@ -30,24 +42,16 @@ from sparroll.attention.decode.triton_work_split import (
     stretch,
 )
 from sparroll.attention.decode.workspace import MOST_SCORED_UNITS, MOST_SCORED_UNITS_OF_2_BITS, PEAK_UNITS
-from sparroll.attention.selectors import quantized_mean
 from sparroll.attention.selectors.quantized_mean import QuantizedMean
 
 if TYPE_CHECKING:
     from sparroll.attention.decode.workspace import StepWorkspace
 
-_QUERY_MOST = tl.constexpr(float(quantized_mean.QUERY_MOST))
-_PER_QUERY_MOST = tl.constexpr(1 / quantized_mean.QUERY_MOST)
-_LEAST_LARGEST = tl.constexpr(row_bytes.LEAST_LARGEST)
-_REGISTERS = 65536
+REGISTERS = 65536
 """Of a multiprocessor."""
 _MOST_GROUP = 16
 """Most units of a group."""
 _PEAK = tl.constexpr(PEAK_UNITS)
-_INFINITY_BITS = tl.constexpr(0x7F800000)
-# 1.5 * 2 ** 23: neighbouring floats are 1 apart there, so that adding it rounds to a whole number, halves to even.
-_WHOLE = tl.constexpr(12582912.0)
-_WHOLE_BITS = tl.constexpr(0x4B400000)
 
 
 @dataclass(frozen=True)
@@ -58,12 +62,18 @@ class ScoreLayout:
     programs_per_multiprocessor: int = 6
 
     @staticmethod
-    def default(tile_units: int, bits: int, lanes: int) -> ScoreLayout:
+    def default(tile_units: int, bits: int, lanes: int, heads: int = 0) -> ScoreLayout:
         """Measured on an H200 for 128 channels and 32 requests. What the threads of a tile hand to each other goes through
         shared memory, and a program of one warp waits for no other one there. Units of 2 bits gain more by that than many
         small programs cost; for those of 1 bit two warps are best, for those of 4 bits four. lanes: those for requests.
         With more of them there are only so many programs that no register is spilled, and that all of a tile's loads are
-        on their way at once: with too few registers a load waits for the one before it."""
+        on their way at once: with too few registers a load waits for the one before it. heads: how many query heads'
+        groups are weighed, too; their queries take registers, and this is not measured."""
+        if heads:
+            warps = 4 if bits == 4 else 1
+            # Warps that run at a time: as many as let no register be spilled for up to 2 and 5 heads.
+            few, some = (12, 8) if bits == 1 or lanes > 32 else (16, 12)
+            return ScoreLayout(warps, (few if heads <= 2 else some if heads <= 5 else 8) // warps)
         if bits == 2 and tile_units <= MOST_SCORED_UNITS_OF_2_BITS:
             return ScoreLayout(1, {32: 20, 256: 20}.get(lanes, 10))
         if bits == 1 and tile_units <= MOST_SCORED_UNITS:
@@ -75,7 +85,7 @@ class ScoreLayout:
         """Of a thread: as many as let all programs run at a time. Otherwise the last ones would begin when the first ones
         end."""
         threads = 32 * self.warps * self.programs_per_multiprocessor
-        return min(_REGISTERS // threads // 8 * 8, 248)
+        return min(REGISTERS // threads // 8 * 8, 248)
 
 
 def score_units(
@@ -89,15 +99,24 @@ def score_units(
     peaks_RHK: Tensor | None = None,
     layout: ScoreLayout | None = None,
     programs: int | None = None,
+    groups_PSHV: Tensor | None = None,
+    log_weights_RHGN: Tensor | None = None,
+    scale: float = 1.0,
 ) -> None:
-    """See triton_score.score_units; the step is planned already. `layout` and `programs` are for measurements."""
+    """See triton_score.score_units; the step is planned already. `layout` and `programs` are for measurements. scale: what
+    the model multiplies q.k with; only weights of groups depend on it."""
     requests, heads, group, dim = query_RHGD.shape
     words = words_of(index_PSHW, selector, dim)
     unit, held, row_words = selector.unit_tokens, selector.scale_at(dim) // 4, words.shape[3]
     align, units_per_block = loaded_bytes(selector, dim) // 4, index_PSHW.shape[1]
     tile = workspace.scored_tile_units
     lanes = request_lanes(requests)
-    layout = layout or ScoreLayout.default(tile, selector.bits, lanes)
+    remainder = selector.remainder if log_weights_RHGN is not None else None
+    per_group = spreads_at = 0
+    if remainder is not None:
+        per_group, spreads_at = selector.units_per_group, remainder.spreads_at(dim)
+        assert tile % per_group == 0, f"a tile of {tile} units does not hold whole groups of {per_group}"
+    layout = layout or ScoreLayout.default(tile, selector.bits, lanes, group if per_group else 0)
     compiled = query_RHGD.is_cuda and torch.version.hip is None
     _score_codes[(programs or workspace.processors * layout.programs_per_multiprocessor,)](
         query_RHGD,
@@ -107,18 +126,24 @@ def score_units(
         workspace.scored_before_R,
         scores_RHU,
         scores_RHU if peaks_RHK is None else peaks_RHK,
+        None if groups_PSHV is None else groups_PSHV.view(torch.bfloat16),
+        log_weights_RHGN,
         *query_RHGD.stride()[:3],
         words.stride(0) // align,
         words.stride(2) // align,
         block_table_RM.stride(0),
         *scores_RHU.stride()[:2],
         *(scores_RHU if peaks_RHK is None else peaks_RHK).stride()[:2],
+        *((0, 0, 0) if groups_PSHV is None else groups_PSHV.stride()[:3]),
+        *((0, 0, 0, 0) if log_weights_RHGN is None else (*log_weights_RHGN.stride()[:3], log_weights_RHGN.shape[3])),
         scores_RHU.shape[2],
+        scale * LOG2_E,
+        0.5 * scale * scale * LOG2_E,
         requests,
         UNIT=unit,
         UNITS_PER_BLOCK=units_per_block,
         # The largest power of two that divides a block.
-        GROUP=min(units_per_block & -units_per_block, _MOST_GROUP, tile),
+        GROUP=min(units_per_block & -units_per_block, _MOST_GROUP, tile, per_group or tile),
         FIRST=selector.first_tokens // unit,
         RECENT=selector.recent_tokens // unit,
         HEADS=heads,
@@ -132,6 +157,8 @@ def score_units(
         BITS=selector.bits,
         ALIGN=align,
         WITH_PEAKS=peaks_RHK is not None,
+        PER_GROUP=per_group,
+        SPREADS_AT=spreads_at,
         DP4A=compiled,
         num_warps=layout.warps,
         maxnreg=layout.most_registers,
@@ -151,6 +178,8 @@ def _score_codes(
     scored_before,
     scores,
     peaks,
+    groups_bf16,
+    log_weights,
     query_per_request,
     query_per_head,
     query_per_member,
@@ -161,7 +190,16 @@ def _score_codes(
     scores_per_head,
     peaks_per_request,
     peaks_per_head,
+    groups_per_block,
+    groups_per_row,
+    groups_per_head,
+    weights_per_request,
+    weights_per_head,
+    weights_per_member,
+    groups_held,
     units_held,
+    scale_log2,
+    scale_spread,
     requests,
     UNIT: tl.constexpr,
     UNITS_PER_BLOCK: tl.constexpr,
@@ -179,9 +217,13 @@ def _score_codes(
     BITS: tl.constexpr,
     ALIGN: tl.constexpr,
     WITH_PEAKS: tl.constexpr,
+    PER_GROUP: tl.constexpr,
+    SPREADS_AT: tl.constexpr,
     DP4A: tl.constexpr,
     launch_pdl: tl.constexpr = False,
 ):
+    """PER_GROUP: units in a group of the remainder; 0 without one.  scale_log2, scale_spread: what turns q.m' and |q|^2 v
+    into base-2 logarithms of weights."""
     let_next_begin(launch_pdl)
     ends_R = by_request(scored_before + 1, requests, LANES_R)
     contexts_R = by_request(context_tokens, requests, LANES_R)
@@ -201,30 +243,40 @@ def _score_codes(
         group = (at - head_begins) * (TILE // GROUP) + tl.arange(0, TILE // GROUP)
         block = _block_of(table_row, group, units, GROUP, UNITS_PER_BLOCK)
         wait_for_previous(launch_pdl)
-        packed, of_all, query_scale = _rounded_query(
-            query + request * query_per_request + head * query_per_head, query_per_member, G, D, LANES_W, PARTS
-        )
-        part_lane = tl.arange(0, PARTS)
-        query_parts = ()
-        for part in tl.static_range(PARTS):
-            its_words = tl.sum(tl.where(part_lane[None, :] == part, packed, 0), axis=1)
-            # Spread here, because the layout of its threads would otherwise be changed in every tile.
-            query_parts += (tl.broadcast_to(its_words[None, None, :], [TILE // GROUP, GROUP, LANES_W]),)
+        query_rows = query + request * query_per_request + head * query_per_head
+        APART: tl.constexpr = words_apart(LANES_W) if PER_GROUP else 1
+        packed, of_all, query_scale = rounded_mean(query_rows, query_per_member, G, D, LANES_W, PARTS)
+        query_parts = spread_over_units(packed, (), TILE // GROUP, GROUP, LANES_W, PARTS, APART)
+        head_sums, head_scales, half_norms = (), (), ()
+        groups_of_head, weights_row = groups_bf16, log_weights
+        if PER_GROUP:
+            query_parts, head_sums, head_scales, half_norms = rounded_heads(
+                query_rows, query_parts, query_per_member, scale_log2, scale_spread, TILE // GROUP, GROUP, G, D, LANES_W,
+                PARTS, APART,
+            )  # fmt: skip
+            # A row's bytes are even.
+            groups_of_head = groups_bf16 + (head * groups_per_head + SPREADS_AT) // 2
+            weights_row = log_weights + request * weights_per_request + head * weights_per_head
         for tile in range(at - head_begins, last - head_begins):
             group_words = head_words + block * words_per_block * ALIGN
+            spreads = groups_of_head
+            if PER_GROUP and UNIT > 1:
+                spreads += block * groups_per_block // 2
             # One tile early, so that its rows wait for no other load.
             following = _block_of(table_row, group + TILE // GROUP, units, GROUP, UNITS_PER_BLOCK)
             if (tile * TILE >= FIRST) & ((tile + 1) * TILE <= units - RECENT):
                 _score_tile(
                     group_words, target, peaks_row, tile, group, query_parts, of_all, query_scale, units, units_held,
-                    UNITS_PER_BLOCK, GROUP, TILE, FIRST, RECENT, W, ROW_WORDS, LANES_W, BITS, WITH_PEAKS, DP4A,
-                    MASKED=False,
+                    spreads, groups_per_row, weights_row, weights_per_member, groups_held, head_sums, head_scales,
+                    half_norms, UNIT, UNITS_PER_BLOCK, GROUP, TILE, FIRST, RECENT, G, W, ROW_WORDS, LANES_W, BITS,
+                    WITH_PEAKS, PER_GROUP, APART, DP4A, MASKED=False,
                 )  # fmt: skip
             else:
                 _score_tile(
                     group_words, target, peaks_row, tile, group, query_parts, of_all, query_scale, units, units_held,
-                    UNITS_PER_BLOCK, GROUP, TILE, FIRST, RECENT, W, ROW_WORDS, LANES_W, BITS, WITH_PEAKS, DP4A,
-                    MASKED=True,
+                    spreads, groups_per_row, weights_row, weights_per_member, groups_held, head_sums, head_scales,
+                    half_norms, UNIT, UNITS_PER_BLOCK, GROUP, TILE, FIRST, RECENT, G, W, ROW_WORDS, LANES_W, BITS,
+                    WITH_PEAKS, PER_GROUP, APART, DP4A, MASKED=True,
                 )  # fmt: skip
             group += TILE // GROUP
             block = following
@@ -252,21 +304,34 @@ def _score_tile(
     query_scale,
     units,
     units_held,
+    spreads,
+    groups_per_row,
+    weights_row,
+    weights_per_member,
+    groups_held,
+    head_sums,
+    head_scales,
+    half_norms,
+    UNIT: tl.constexpr,
     UNITS_PER_BLOCK: tl.constexpr,
     GROUP: tl.constexpr,
     TILE: tl.constexpr,
     FIRST: tl.constexpr,
     RECENT: tl.constexpr,
+    G: tl.constexpr,
     W: tl.constexpr,
     ROW_WORDS: tl.constexpr,
     LANES_W: tl.constexpr,
     BITS: tl.constexpr,
     WITH_PEAKS: tl.constexpr,
+    PER_GROUP: tl.constexpr,
+    APART: tl.constexpr,
     DP4A: tl.constexpr,
     MASKED: tl.constexpr,
 ):
     """Of the units of each group, which are those of a tile. group_words: where the words of the group's block and head
-    begin. MASKED: whether some of the units do not compete."""
+    begin.  query_parts: of the mean query, then of those of the heads.  spreads: of the first units of these blocks.
+    MASKED: whether some of the units do not compete."""
     lane = tl.arange(0, LANES_W)[None, None, :]
     inside = tl.arange(0, GROUP)
     # Of a group's first unit: its place in the block.
@@ -282,13 +347,13 @@ def _score_tile(
     else:
         held = tl.load(held_at, mask=lane < W, other=0) if W != LANES_W else tl.load(held_at)
         scale = tl.load(scale_at)
-    products = tl.zeros(held.shape, tl.int32)
-    for part in tl.static_range(8 // BITS):
-        # Byte j of the word: its channel 8 // BITS * j + part.
-        codes = (held >> (part * BITS)) & (0x01010101 * (2**BITS - 1))
-        products = _add_products(codes, query_parts[part], products, DP4A)
-    # The level of a code n is 2 n + 1 - 2 ** BITS: what does not depend on the code is taken out of the sum.
-    whole = 2 * tl.sum(products, axis=2) - (2**BITS - 1) * of_all
+    if PER_GROUP and UNIT > 1:
+        spread_at = spreads + first // PER_GROUP * (groups_per_row // 2) + first % PER_GROUP
+        spread_at = spread_at[:, None] + inside[None, :]
+        spread = tl.load(spread_at, mask=candidate, other=0.0) if MASKED else tl.load(spread_at)
+    # Together they may meet the same codes.
+    products = products_of(held, query_parts, 1 + G if PER_GROUP else 1, BITS, APART, DP4A)
+    whole = whole_of(products[0], of_all, BITS)
     score = whole.to(tl.float32) * scale.to(tl.float32, bitcast=True) * query_scale
     if MASKED:
         score = tl.where(candidate, score, tl.where(unit < units, float("inf"), float("-inf")))
@@ -307,50 +372,49 @@ def _score_tile(
             tl.store(peaks_row + peak, best, mask=peak * _PEAK < units_held)
         else:
             tl.store(peaks_row + peak, best)
+    for member in tl.static_range(G if PER_GROUP else 0):
+        whole = whole_of(products[1 + member], head_sums[member], BITS)
+        logit = logit_of(whole, scale, head_scales[member])
+        if UNIT > 1:
+            logit += spread.to(tl.float32) * half_norms[member]
+        if MASKED:
+            logit = tl.where(candidate, logit, float("-inf"))
+        weight = _log_weights(logit, UNIT, GROUP, PER_GROUP, TILE, MASKED)
+        number = tile * (TILE // PER_GROUP) + tl.arange(0, TILE // PER_GROUP)
+        weight_at = weights_row + member * weights_per_member + number
+        if GROUP == PER_GROUP:
+            # By the first of the threads that hold a group's logits: others would have to be told first.
+            storing = (inside == 0)[None, :] & (number < groups_held)[:, None]
+            tl.store(weight_at[:, None] + inside[None, :], tl.broadcast_to(weight[:, None], logit.shape), mask=storing)
+        elif MASKED:
+            tl.store(weight_at, weight, mask=number < groups_held)
+        else:
+            tl.store(weight_at, weight)
 
 
 @triton.jit
 @no_type_check
-def _rounded_query(
-    query, query_per_member, G: tl.constexpr, D: tl.constexpr, LANES_W: tl.constexpr, PARTS: tl.constexpr
+def _log_weights(
+    logit,
+    UNIT: tl.constexpr,
+    GROUP: tl.constexpr,
+    PER_GROUP: tl.constexpr,
+    TILE: tl.constexpr,
+    MASKED: tl.constexpr,
 ):
-    """quantized_mean.rounded_query: whole numbers as bytes [LANES_W, PARTS], placed like the codes of a row's words;
-    their sum; the scale."""
-    word = tl.arange(0, LANES_W)[:, None, None]
-    byte = tl.arange(0, 4)[None, :, None]
-    part = tl.arange(0, PARTS)[None, None, :]
-    channel = (word * 4 + byte) * PARTS + part
-    total = tl.load(query + channel, mask=channel < D, other=0.0).to(tl.float32)
-    for member in tl.static_range(1, G):
-        total += tl.load(query + member * query_per_member + channel, mask=channel < D, other=0.0).to(tl.float32)
-    mean = total * (1.0 / G)
-    # As whole numbers, magnitudes have the order of floats, with NaN on top.
-    size = mean.to(tl.int32, bitcast=True) & 0x7FFFFFFF
-    largest_size = tl.max(tl.max(tl.max(size, axis=2), axis=1), axis=0)
-    largest = tl.where(
-        largest_size > _INFINITY_BITS,
-        float("nan"),
-        tl.maximum(largest_size.to(tl.float32, bitcast=True), _LEAST_LARGEST),
-    )
-    codes = (mean * tl.div_rn(_QUERY_MOST, largest) + _WHOLE).to(tl.int32, bitcast=True) - _WHOLE_BITS
-    codes = tl.where(largest_size < _INFINITY_BITS, codes, 0)
-    packed = tl.sum((codes & 0xFF) << (8 * byte), axis=1)
-    return packed, tl.sum(tl.sum(tl.sum(codes, axis=2), axis=1), axis=0), largest * _PER_QUERY_MOST
-
-
-@triton.jit
-@no_type_check
-def _add_products(codes, query_bytes, products, DP4A: tl.constexpr):
-    """products + the sum over four bytes of an unsigned code times a signed number."""
-    if DP4A:
-        return tl.inline_asm_elementwise(
-            "dp4a.u32.s32 $0, $1, $2, $3;",
-            "=r,r,r,r",
-            [codes, query_bytes, products],
-            dtype=tl.int32,
-            is_pure=True,
-            pack=1,
-        )
-    for byte in tl.static_range(4):
-        products += ((codes >> (8 * byte)) & 0xFF) * ((query_bytes << (24 - 8 * byte)) >> 24)
-    return products
+    """Base-2 logarithms of the weights of a tile's groups of PER_GROUP units, from the logits of its units."""
+    # Units that stand together first; see `WITH_PEAKS` above for why not all at once.
+    top = tl.max(logit, axis=1)
+    # Nothing competes: -inf minus -inf would be NaN.
+    anchor = tl.where(top == float("-inf"), 0.0, top) if MASKED else top
+    total = tl.sum(tl.exp2(logit - anchor[:, None]), axis=1)
+    if GROUP < PER_GROUP:
+        tops = tl.reshape(top, [TILE // PER_GROUP, PER_GROUP // GROUP])
+        totals = tl.reshape(total, [TILE // PER_GROUP, PER_GROUP // GROUP])
+        top = tl.max(tops, axis=1)
+        anchor = tl.where(top == float("-inf"), 0.0, top) if MASKED else top
+        total = tl.sum(totals * tl.exp2(tops - anchor[:, None]), axis=1)
+    if MASKED:
+        # There top is -inf, and so is the result.
+        total = tl.where(total == 0.0, 1.0, total)
+    return top + tl.log2(total * UNIT)

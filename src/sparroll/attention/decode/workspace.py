@@ -28,7 +28,7 @@ PEAKED_UNITS = range(8193, 32_769)
 peaks of more have no lanes."""
 UNREAD_PROGRAMS_PER_MULTIPROCESSOR, MOST_UNREAD_PARTS = 8, 8
 """Programs that sum up what is not read, and most of them that share one (request, head). The kernel that reads takes up
-these parts one after the other."""
+these parts, four at a time."""
 MOSTLY_BUSY = 0.85
 """Where less than this share of the programs that run at the same time would have something to read, if each read for a
 single (request, head), none does."""
@@ -41,9 +41,10 @@ def unread_tile_units(row_bytes: int, units_per_group: int) -> int:
     return max(64 if row_bytes >= 256 else 128, units_per_group)
 
 
-def default_scored_tile(row_bytes: int, bits: int | None) -> int:
-    """Units that a program scores at a time. bits: of a channel; None of an index that is not packed."""
-    most = MOST_SCORED_UNITS_OF_2_BITS if bits == 2 else MOST_SCORED_UNITS
+def default_scored_tile(row_bytes: int, bits: int | None, weighed: bool = False) -> int:
+    """Units that a program scores at a time: whole groups of a remainder. bits: of a channel; None of an index that is not
+    packed. weighed: whether the program also weighs groups, which takes registers."""
+    most = MOST_SCORED_UNITS_OF_2_BITS if bits == 2 or (weighed and bits == 1) else MOST_SCORED_UNITS
     return min(max(SCORED_TILE_BYTES >> (row_bytes - 1).bit_length(), 16), most)
 
 
@@ -137,6 +138,7 @@ class StepWorkspace:
             row_bytes = selector.cut_at(dim) * selector.index_dtype.itemsize
         bits = selector.bits if isinstance(selector, QuantizedMean) else None
 
+        weighed = selector.remainder is not None and selector.weighed_with_scores
         unread_tile = unread_parts = 0
         if selector.remainder is not None:
             check_groups_cut_evenly(selector)
@@ -152,7 +154,7 @@ class StepWorkspace:
 
         return StepWorkspace(
             tile,
-            scored_tile_units or default_scored_tile(row_bytes, bits),
+            scored_tile_units or default_scored_tile(row_bytes, bits, weighed),
             processors,
             kv_heads,
             running,
@@ -228,6 +230,16 @@ def peaks_for(selector: Selector, requests: int, heads: int, units: int, device:
     if not has_peaks(selector) or units not in PEAKED_UNITS:
         return None
     return torch.zeros(requests, heads, -(-units // PEAK_UNITS), dtype=torch.int32, device=device)
+
+
+def log_weights_for(
+    selector: Selector, requests: int, heads: int, group: int, units: int, device: torch.device | str
+) -> Tensor | None:
+    """[R, H, G, N] fp32 for what the groups of so many units weigh to each query head, if none is read; None where the
+    kernel that scores weighs none."""
+    if selector.remainder is None or not selector.weighed_with_scores:
+        return None
+    return torch.zeros(requests, heads, group, -(-units // selector.units_per_group), device=device)
 
 
 def check_groups_cut_evenly(selector: Selector) -> None:

@@ -8,7 +8,7 @@ result is dense attention. Steps in which all rows read everything have graphs o
 """
 
 # R rows that decode (padding included), H kv heads, G query heads per kv head, U units, N chosen units, D head dim,
-# P blocks, B tokens per block, L layers of the model
+# P blocks, B tokens per block, L layers of the model; of log_weights, N groups of a remainder
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from vllm.v1.attention.backends.flash_attn import (
 
 from sparroll.attention.decode import paged
 from sparroll.attention.decode.layers_apart import layers_apart
-from sparroll.attention.decode.workspace import LayerPlans, StepWorkspace, peaks_for
+from sparroll.attention.decode.workspace import LayerPlans, StepWorkspace, log_weights_for, peaks_for
 from sparroll.attention.selectors.base import Selector
 from sparroll.engines.vllm import compat
 from sparroll.engines.vllm.attention.batch import Rows, StepPlan
@@ -48,6 +48,7 @@ class Workspace:
 
     scores_RHU: Tensor
     peaks_RHK: Tensor | None
+    log_weights_RHGN: Tensor | None
     unit_ids_RHN: Tensor
     pages_RHN: Tensor
     plans: LayerPlans
@@ -81,6 +82,7 @@ class Workspace:
         return Workspace(
             scores_RHU=padded[..., :most_units],
             peaks_RHK=peaks_for(selector, rows, heads, most_units, device),
+            log_weights_RHGN=log_weights_for(selector, rows, heads, group, most_units, device),
             unit_ids_RHN=integers(rows, heads, most_units),
             pages_RHN=integers(rows, heads, most_units),
             plans=LayerPlans.of(
@@ -345,6 +347,8 @@ class SparseImpl(SparseLayer, FlashAttentionImpl):
             held[:count] for held in (work.scores_RHU, work.unit_ids_RHN, work.pages_RHN)
         )
         peaks_RHK = None if work.peaks_RHK is None else work.peaks_RHK[:count]
+        log_weights_RHGN = None if work.log_weights_RHGN is None else work.log_weights_RHGN[:count]
+        groups_PSHV = None if self.groups is None else self.groups.rows_PSHW
         paged.score_units(
             query_RHGD,
             index_PSHW,
@@ -358,6 +362,8 @@ class SparseImpl(SparseLayer, FlashAttentionImpl):
             workspace=shared,
             planned=True,
             peaks_RHK=peaks_RHK,
+            groups_PSHV=groups_PSHV,
+            log_weights_RHGN=log_weights_RHGN,
         )
         paged.choose_units(
             scores_RHU,
@@ -393,7 +399,8 @@ class SparseImpl(SparseLayer, FlashAttentionImpl):
             pages_RHN=pages_RHN,
             planned=True,
             index_PSHW=index_PSHW,
-            groups_PSHV=None if self.groups is None else self.groups.rows_PSHW,
+            groups_PSHV=groups_PSHV,
+            log_weights_RHGN=log_weights_RHGN,
         )
 
     def _attend_pages(

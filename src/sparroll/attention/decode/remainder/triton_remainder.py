@@ -5,6 +5,8 @@ Every pair's units are cut into up to 8 stretches, fewer where the pairs fill th
 which leaves its part in memory. It goes through the stretch in tiles: it estimates the logits of a tile's units from their
 index rows, leaves out those that stand in the pair's list, adds up the weights of each group, and multiplies by the group's
 mean value.
+
+Index rows of few bits are not read twice: triton_unread.py has a kernel for them.
 """
 
 from __future__ import annotations
@@ -49,13 +51,9 @@ def sum_unread(
     requests, heads, group, dim = query_RHGD.shape
     remainder, unit = selector.remainder, selector.unit_tokens
     assert remainder is not None, "a selector without a remainder"
-    bits, words, channels_apart, first_scale, next_scale = 0, index_PSHW, 0, 0, 0
+    words, first_scale = index_PSHW, 0
     if isinstance(selector, QuantizedMean):
-        bits, words, cut = selector.bits, words_of(index_PSHW, selector, dim), selector.cut_at(dim)
-        channels_apart, first_scale, next_scale = index_PSHW.stride(1), selector.scale_at(dim) // 4, words.stride(1)
-        if cut < index_PSHW.shape[3]:
-            channels_apart, first_scale = cut, index_PSHW.shape[1] * cut // 4
-            next_scale = (index_PSHW.shape[3] - cut) // 4
+        words, first_scale = words_of(index_PSHW, selector, dim), selector.scale_at(dim) // 4
     parts = workspace.unread_parts(requests * heads)
     lanes = max(16, triton.next_power_of_2(dim))
     _sum_unread[(parts, heads, requests)](
@@ -73,15 +71,12 @@ def sum_unread(
         workspace.unread_log_sum_XG,
         *query_RHGD.stride()[:3],
         *index_PSHW.stride()[:3],
-        words.stride(0),
-        words.stride(2),
+        *words.stride()[:3],
         *groups_PSHV.stride()[:3],
         block_table_RM.stride(0),
         *unit_ids_RHN.stride()[:2],
         unit_ids_RHN.shape[2],
-        channels_apart,
         first_scale,
-        next_scale,
         scale,
         scale * _LOG2_E,
         UNIT_SHIFT=unit.bit_length() - 1,
@@ -93,8 +88,7 @@ def sum_unread(
         D=dim,
         LANES_G=triton.next_power_of_2(group),
         LANES_D=lanes,
-        LANES_C=max(16, lanes * bits // 8) if bits else lanes,
-        BITS=bits,
+        FP8_INDEX=isinstance(selector, QuantizedMean),
         FP8_VALUES=remainder.values == "fp8",
         SPREADS_AT=remainder.spreads_at(dim),
         TILE=workspace.unread_tile_units,
@@ -131,6 +125,7 @@ def _sum_unread(
     index_per_unit,
     index_per_head,
     words_per_block,
+    words_per_unit,
     words_per_head,
     groups_per_block,
     groups_per_row,
@@ -139,9 +134,7 @@ def _sum_unread(
     ids_per_request,
     ids_per_head,
     most_units,
-    channels_apart,
     first_scale,
-    next_scale,
     scale,
     scale_log2,
     UNIT_SHIFT: tl.constexpr,
@@ -153,16 +146,14 @@ def _sum_unread(
     D: tl.constexpr,
     LANES_G: tl.constexpr,
     LANES_D: tl.constexpr,
-    LANES_C: tl.constexpr,
-    BITS: tl.constexpr,
+    FP8_INDEX: tl.constexpr,
     FP8_VALUES: tl.constexpr,
     SPREADS_AT: tl.constexpr,
     TILE: tl.constexpr,
     launch_pdl: tl.constexpr = False,
 ):
     """UNIT_SHIFT: logarithm of a unit's tokens.  words, groups_bf16, groups_fp32: the same memory as index and groups.
-    channels_apart, first_scale, next_scale: of packed rows, bytes from one unit's channels to the next one's, and the
-    words at which the first scale lies and after how many the next one."""
+    FP8_INDEX: whether index rows are codes of e4m3, with a scale at the word first_scale."""
     after_previous(launch_pdl)
     request, head = tl.program_id(2).to(tl.int64), tl.program_id(1)
     context = tl.load(context_tokens + request).to(tl.int32)
@@ -182,28 +173,17 @@ def _sum_unread(
     FILLED_UP: tl.constexpr = TILE_GROUPS < _LEAST_OF_A_DOT and LANES_G >= _LEAST_OF_A_DOT
     LANES_N: tl.constexpr = _LEAST_OF_A_DOT if FILLED_UP else TILE_GROUPS
     ROWS: tl.constexpr = _LEAST_OF_A_DOT if LANES_N >= _LEAST_OF_A_DOT else LANES_G
-    PARTS: tl.constexpr = 8 // BITS if BITS else 1
     member = tl.arange(0, _LEAST_OF_A_DOT)
     row = tl.arange(0, ROWS)
     channel = tl.arange(0, LANES_D)
     query_rows = query + request * query_per_request + head * query_per_head
-    whole = tl.load(
+    query_tile = tl.load(
         query_rows + member[:, None] * query_per_member + channel[None, :],
         mask=(member < G)[:, None] & (channel < D)[None, :],
         other=0.0,
-    ).to(tl.float32)
+    )
+    whole = query_tile.to(tl.float32)
     half_norm = tl.sum(whole * whole, axis=1) * (0.5 * scale * scale_log2)
-    held = tl.arange(0, LANES_C)
-    query_parts = ()
-    for part in tl.static_range(PARTS):
-        its_channel = held * PARTS + part
-        query_parts += (
-            tl.load(
-                query_rows + member[:, None] * query_per_member + its_channel[None, :],
-                mask=(member < G)[:, None] & (its_channel < D)[None, :],
-                other=0.0,
-            ),
-        )
     table_row = block_table + request * table_per_request
     ids_row = unit_ids + request * ids_per_request + head * ids_per_head
     listed = tl.arange(0, _LISTED)
@@ -233,18 +213,15 @@ def _sum_unread(
         unit = number * TILE + inside_tile
         inside = unit % UNITS_PER_BLOCK
         unread = competes(unit, units, FIRST, RECENT)
-        rows = index + block * index_per_block + head * index_per_head
-        if BITS == 0:
-            rows += inside * index_per_unit
-            held_rows = tl.load(rows[:, None] + held[None, :], mask=unread[:, None] & (held < D)[None, :], other=0.0)
-            unit_scale = 1.0
-        else:
-            rows += inside * channels_apart
-            held_rows = tl.load(
-                rows[:, None] + held[None, :], mask=unread[:, None] & (held * PARTS < D)[None, :], other=0
-            )
-            scale_at = words + block * words_per_block + head * words_per_head + first_scale + inside * next_scale
+        rows = index + block * index_per_block + head * index_per_head + inside * index_per_unit
+        held_rows = tl.load(rows[:, None] + channel[None, :], mask=unread[:, None] & (channel < D)[None, :], other=0)
+        if FP8_INDEX:
+            scale_at = words + block * words_per_block + head * words_per_head + inside * words_per_unit + first_scale
             unit_scale = tl.load(scale_at, mask=unread, other=0).to(tl.float32, bitcast=True)[None, :]
+            mean = _of_e4m3(held_rows).to(query_tile.dtype)
+        else:
+            unit_scale = 1.0
+            mean = held_rows.to(query_tile.dtype)
         if UNIT_SHIFT:
             row_of_unit = block * groups_per_block + (inside // PER_GROUP) * groups_per_row + head * groups_per_head
             spread_at = groups_bf16 + row_of_unit // 2 + SPREADS_AT // 2 + unit % PER_GROUP
@@ -275,7 +252,8 @@ def _sum_unread(
             passed += found
         chosen = tl.load(ids_row + passed + listed, mask=passed + listed < chosen_units, other=_NO_UNIT)
 
-        logit = _products(held_rows, query_parts, BITS, PARTS, TILE) * unit_scale * scale_log2
+        # [16, TILE] q.m of units, but for their scales. e4m3 is exact in every type a query has, and channels past D meet 0.
+        logit = tl.dot(query_tile, tl.trans(mean), input_precision="ieee") * unit_scale * scale_log2
         if UNIT_SHIFT:
             logit += half_norm[:, None] * spread[None, :] + UNIT_SHIFT
         logit = tl.where((member < G)[:, None] & unread[None, :], logit, float("-inf"))
@@ -330,26 +308,6 @@ def _blocks_of_groups(
 ):
     wanted = _some_compete(first_unit, units, PER_GROUP, FIRST, RECENT)
     return tl.load(table_row + first_unit // UNITS_PER_BLOCK, mask=wanted, other=0).to(tl.int64)
-
-
-@triton.jit
-@no_type_check
-def _products(held_rows, query_parts, BITS: tl.constexpr, PARTS: tl.constexpr, TILE: tl.constexpr):
-    """[16, TILE] q.m of units, but for their scales, from the means m that index rows stand for. Byte j of a packed row has
-    the channels PARTS * j and up."""
-    product = tl.zeros([_LEAST_OF_A_DOT, TILE], tl.float32)
-    for part in tl.static_range(PARTS):
-        query = query_parts[part]
-        if BITS == 0:
-            mean = held_rows.to(query.dtype)
-        elif BITS == 8:
-            mean = _of_e4m3(held_rows).to(query.dtype)
-        else:
-            level = 2.0 * ((held_rows >> (part * BITS)) & (2**BITS - 1)).to(tl.float32) + (1 - 2**BITS)
-            mean = level.to(query.dtype)
-        # Whole numbers up to 15, and e4m3, are exact in every type a query has. Channels past D meet a query of 0.
-        product = tl.dot(query, tl.trans(mean), product, input_precision="ieee")
-    return product
 
 
 @triton.jit
