@@ -312,8 +312,10 @@ def _choose_of_many(
         # None are made where they would take up more than half of the lanes, of either kind.
         count = tl.full([], LANES + 1, tl.int32)
         if PEAK_LANES > 0:
-            # As many as candidates of all scores, from two lanes for each quad, can be made for.
-            MOST: tl.constexpr = LANES // 2 if LANES // 2 < 4 * QUADS else 4 * QUADS
+            # Lanes that candidates of all scores are made from, and as many wanted as they, and the room, suffice for.
+            LANE_ROWS: tl.constexpr = PEAK_ROWS if QUADS < 256 else 2
+            FEW: tl.constexpr = LANES // 2 if LANE_ROWS == 2 else LANES // 8 * 5
+            MOST: tl.constexpr = FEW if FEW < 2 * LANE_ROWS * QUADS else 2 * LANE_ROWS * QUADS
             # A number that most peaks reach would be reached by too many units.
             if (wanted <= MOST) & (16 * wanted <= units):
                 FEWER: tl.constexpr = PEAK_LANES if PEAK_LANES < LANES else LANES
@@ -329,7 +331,7 @@ def _choose_of_many(
                 # Lists begin anew.
                 tl.debug_barrier()
                 count, low, finite = _make_candidates(
-                    scores_row, listed_row, units, wanted, PEAK_ROWS, 2, QUADS, LANES, False, LOADED, COMPILED
+                    scores_row, listed_row, units, wanted, PEAK_ROWS, LANE_ROWS, QUADS, LANES, False, LOADED, COMPILED
                 )
         elif wanted <= LANES // 2:
             if units <= CHUNK:
