@@ -244,12 +244,14 @@ def page_mean_kernels(dim: int, group: int) -> Iterator[Kernel]:
 CHOICES = {"few lanes": 1024, "lanes": 2048, "twice the lanes": 4096, "many units": 40_960}
 """A number of units for each layout that the host can choose; fewer lanes are like few."""
 PEAKED_CHOICES = {"peaks": 16_384, "twice the peaks": 32_768}
+MANY_PAIRS_CHOICES = {"lanes, many pairs": 2048, "twice the lanes, many pairs": 4096, "peaks, many pairs": 16_384}
 
 
 def choice_kernels(full: bool) -> Iterator[Kernel]:
-    for name, units in (CHOICES | PEAKED_CHOICES).items():
-        layout = triton_top_k.ChoiceLayout.default(units)
-        peak_lanes = layout.peak_lanes(units) if name in PEAKED_CHOICES else 0
+    for name, units in (CHOICES | PEAKED_CHOICES | MANY_PAIRS_CHOICES).items():
+        peaked, pairs = "peaks" in name, 1 + triton_top_k.MANY_PAIRS * (name in MANY_PAIRS_CHOICES)
+        layout = triton_top_k.ChoiceLayout.default(units, pairs, peaked)
+        peak_lanes = layout.peak_lanes(units) if peaked else 0
         constants = {
             **layout.constants(units), "UNIT": 4, "UNITS_PER_BLOCK": 4, "LOADED": 4, "WITH_PAGES": True,
             "FILL_REST": False, "COMPILED": True, "PEAK_LANES": peak_lanes, "PLANNED": True, "launch_pdl": True,

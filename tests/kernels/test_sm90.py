@@ -71,11 +71,14 @@ def test_the_choice_of_units_compiles_in_every_layout_that_the_host_can_choose(t
     lines = compiled("choice", tmp_path)
     assert [line.split(":")[:2] for line in lines] == [
         ["triton_top_k._choose", f" choice, {layout}"]
-        for layout in ("few lanes", "lanes", "twice the lanes", "many units", "peaks", "twice the peaks")
-    ]
+        for layout in (
+            "few lanes", "lanes", "twice the lanes", "many units", "peaks", "twice the peaks", "lanes, many pairs",
+            "twice the lanes, many pairs", "peaks, many pairs",
+        )
+    ]  # fmt: skip
     # Of each layout, as many as there are where no load of scores is cut into single ones.
     wide = [int(line.partition(" WIDE:")[2].partition(" ")[0]) for line in lines]
-    assert wide == [2, 2, 6, 64, 42, 42], f"scores are loaded one by one: {lines}"
+    assert wide == [2, 2, 6, 64, 42, 42, 6, 40, 50], f"scores are loaded one by one: {lines}"
     # A request's context and its budget.
     assert all(" EARLY:2 " in line for line in lines)
 

@@ -133,7 +133,8 @@ WAYS = {"peaks": "_candidates_under_peaks", "all scores": "_make_candidates", "b
         (1000, 62, False, ["peaks"]),
         (1000, 63, False, ["all scores"]),
         (1000, 64, False, ["all scores"]),
-        (1000, 65, False, ["bounds"]),
+        (1000, 80, False, ["all scores"]),
+        (1000, 81, False, ["bounds"]),
         (1000, 62, True, ["peaks", "all scores"]),
         (256, 16, False, []),
         (257, 16, False, ["peaks"]),
@@ -168,6 +169,14 @@ def test_with_peaks_no_more_are_wanted_of_candidates_than_these_have_lanes(wante
     """A layout with many lanes and one warp, which has fewer lanes to make candidates with."""
     rising = torch.randn(1, 1, 4500, generator=torch.Generator().manual_seed(0)).sort().values
     assert_same(rising, [4500], [wanted], {"warps": 1, "lanes": 1024, "rows": 4}, peaks=True)
+
+
+@pytest.mark.parametrize("wanted", [64, 65, 80, 81])
+def test_few_warps_make_candidates_for_more_than_half_of_their_lanes(wanted: int) -> None:
+    """As with 4 warps and 1,024 lanes, of which 640 may be wanted; in no order, rising and all alike."""
+    scores = torch.randn(3, 1, 900, generator=torch.Generator().manual_seed(0))
+    scores[1], scores[2] = scores[1].sort().values, 1.0
+    assert_same(scores, [900] * 3, [wanted] * 3, LAYOUT, peaks=True)
 
 
 def test_peaks_are_kept_where_they_spare_time() -> None:
@@ -298,8 +307,8 @@ def test_budgets_up_to_all_of_many_units(units: int, wanted: int) -> None:
 def test_the_kernel_is_compiled_for_what_the_shape_of_the_scores_leaves_open() -> None:
     from sparroll.attention.decode.choice.triton_top_k import ChoiceLayout
 
-    def lanes(units: int) -> tuple[int, int, int, bool]:
-        layout = ChoiceLayout.default(units)
+    def lanes(units: int, pairs: int = 1, peaked: bool = False) -> tuple[int, int, int, bool]:
+        layout = ChoiceLayout.default(units, pairs, peaked)
         constants = layout.constants(units)
         return layout.warps, constants["LANES"], constants["MORE_LANES"], bool(constants["MANY"])
 
@@ -307,6 +316,12 @@ def test_the_kernel_is_compiled_for_what_the_shape_of_the_scores_leaves_open() -
         (4, 256, 0, False), (4, 512, 0, False), (8, 2048, 0, False), (8, 2048, 4096, False), (8, 2048, 4096, False),
         (8, 2048, 0, True), (8, 2048, 0, True),
     ]  # fmt: skip
+    # Half the lanes where more programs are launched than run at a time, and their peaks have lanes.
+    assert [lanes(units, 397) for units in (1024, 2048, 4096, 4097)] == [
+        (4, 1024, 0, False), (4, 1024, 2048, False), (4, 1024, 0, True), (8, 2048, 0, True),
+    ]  # fmt: skip
+    assert [lanes(units, 397, peaked=True)[:2] for units in (16_384, 16_385)] == [(4, 1024), (8, 2048)]
+    assert lanes(10_240, 396, peaked=True) == (8, 2048, 0, True)
 
 
 @pytest.mark.gpu

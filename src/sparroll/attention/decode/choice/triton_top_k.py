@@ -42,6 +42,8 @@ from sparroll.attention.decode.workspace import PEAK_UNITS
 from sparroll.attention.selectors.base import Selector
 
 LEAST_LANES = 256
+MANY_PAIRS = 396
+"""Programs of 8 warps that run at a time on an H200."""
 PEAK = tl.constexpr(PEAK_UNITS)
 PEAK_ROWS = tl.constexpr(4)
 """Scores that a thread holds at a time where there are peaks, in fours."""
@@ -59,9 +61,17 @@ class ChoiceLayout:
     """Scores that a thread holds at a time while it makes candidates, in fours; 4 or more."""
 
     @staticmethod
-    def default(units: int) -> ChoiceLayout:
-        """For scores of so many units. Few lanes need few warps."""
-        return ChoiceLayout(warps=8 if units > 1024 else 4)
+    def default(units: int, pairs: int = 1, peaked: bool = False) -> ChoiceLayout:
+        """For scores of so many units and so many (request, head), with peaks or without. Few lanes need few warps. Where
+        more programs are launched than run at a time with 8 warps each, half the lanes and warps are faster, measured on an
+        H200 with 62 and 89 requests of 8 heads. Of more units without peaks, more may be wanted than half the lanes suffice
+        for."""
+        if units <= 1024:
+            return ChoiceLayout(warps=4)
+        half = ChoiceLayout(warps=4, lanes=1024, rows=4)
+        if pairs > MANY_PAIRS and (half.peak_lanes(units) if peaked else units <= 4 * half.lanes):
+            return half
+        return ChoiceLayout()
 
     def peak_lanes(self, units: int) -> int:
         """Lanes for the peaks of so many units; 0 where so few are chosen as fast without, or peaks are too many."""
@@ -78,8 +88,13 @@ class ChoiceLayout:
 
     def options(self, units: int, peaked: bool = False) -> dict[str, int]:
         """How it is launched: with as few registers as let four programs of 8 warps fit on a multiprocessor, three with
-        twice the lanes or with peaks, or two that hold all scores to make candidates."""
-        few = 80 if peaked or units <= 2 * self.lanes else min(1024 // self.warps, 248)
+        twice the lanes or with peaks, or two that hold all scores to make candidates. Of programs of 4 warps twice as many
+        fit, and five that hold up to four scores for each lane."""
+        few = min(1024 // self.warps, 248)
+        if peaked or units <= 2 * self.lanes:
+            few = 80
+        elif self.warps == 4 and units <= 4 * self.lanes:
+            few = 96
         registers = 64 if units <= self.lanes else few
         return {"num_warps": self.warps, "maxnreg": registers}
 
@@ -102,7 +117,7 @@ def choose_units(
     requests, heads, units = scores_RHU.shape
     if requests == 0:
         return
-    layout = layout or ChoiceLayout.default(units)
+    layout = layout or ChoiceLayout.default(units, requests * heads, peaks_RHK is not None)
     constants = layout.constants(units)
     aligned = not any(stride % 4 for stride in scores_RHU.stride()[:2]) and scores_RHU.data_ptr() % 16 == 0
     pages = unit_ids_RHN if pages_RHN is None else pages_RHN
@@ -312,10 +327,10 @@ def _choose_of_many(
         # None are made where they would take up more than half of the lanes, of either kind.
         count = tl.full([], LANES + 1, tl.int32)
         if PEAK_LANES > 0:
-            # Lanes that candidates of all scores are made from, and as many wanted as they, and the room, suffice for.
-            LANE_ROWS: tl.constexpr = PEAK_ROWS if QUADS < 256 else 2
-            FEW: tl.constexpr = LANES // 2 if LANE_ROWS == 2 else LANES // 8 * 5
-            MOST: tl.constexpr = FEW if FEW < 2 * LANE_ROWS * QUADS else 2 * LANE_ROWS * QUADS
+            # As many as candidates of all scores, from two lanes for each quad, can be made for; few warps take four lanes,
+            # and so candidates for more than half of what there is room for.
+            TWO_LANES: tl.constexpr = LANES // 2 if LANES // 2 < 4 * QUADS else 4 * QUADS
+            MOST: tl.constexpr = TWO_LANES if QUADS >= 256 or LANES > 8 * QUADS else LANES // 8 * 5
             # A number that most peaks reach would be reached by too many units.
             if (wanted <= MOST) & (16 * wanted <= units):
                 FEWER: tl.constexpr = PEAK_LANES if PEAK_LANES < LANES else LANES
@@ -330,9 +345,19 @@ def _choose_of_many(
             if (wanted <= MOST) & (count > LANES):
                 # Lists begin anew.
                 tl.debug_barrier()
-                count, low, finite = _make_candidates(
-                    scores_row, listed_row, units, wanted, PEAK_ROWS, LANE_ROWS, QUADS, LANES, False, LOADED, COMPILED
-                )
+                # The first is known when the kernel is compiled.
+                if MOST == TWO_LANES:  # noqa: SIM114
+                    count, low, finite = _make_candidates(
+                        scores_row, listed_row, units, wanted, PEAK_ROWS, 2, QUADS, LANES, False, LOADED, COMPILED
+                    )
+                elif wanted <= TWO_LANES:
+                    count, low, finite = _make_candidates(
+                        scores_row, listed_row, units, wanted, PEAK_ROWS, 2, QUADS, LANES, False, LOADED, COMPILED
+                    )
+                else:
+                    count, low, finite = _make_candidates(
+                        scores_row, listed_row, units, wanted, PEAK_ROWS, 4, QUADS, LANES, False, LOADED, COMPILED
+                    )
         elif wanted <= LANES // 2:
             if units <= CHUNK:
                 if wanted <= 2 * QUADS:
