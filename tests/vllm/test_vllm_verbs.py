@@ -124,7 +124,7 @@ def test_serve_args_are_what_vllm_parses(monkeypatch: pytest.MonkeyPatch) -> Non
         assert VLLMSettings.parse(found.additional_config["sparroll"]) == VLLMSettings(
             "qwen3-4b-0.86", force_schedule=force, short_step_tokens=short
         )
-        assert (found.logprobs_mode, found.block_size) == ("processed_logprobs", 16)
+        assert (found.logprobs_mode, found.block_size) == ("processed_logprobs", 64)
         assert getattr(found.attention_backend, "name", found.attention_backend) == "CUSTOM"
         assert found.worker_extension_cls == EXTENSION and MIDDLEWARE in found.middleware
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import tempfile
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ import torch
 from sparroll.attention.decode.paged import check_scored
 from sparroll.attention.selectors.base import Selector
 from sparroll.draft_check import DraftCheck
+from sparroll.engines.vllm.capacity import block_tokens
 from sparroll.engines.vllm.settings import KEY, SCHEDULE_VARIABLE, VLLMSettings, check_token_count
 from sparroll.engines.vllm.worker import EXTENSION
 from sparroll.errors import UserError
@@ -72,7 +72,7 @@ def llm_arguments(
     if capacity is not None:
         check_selector(capacity.selector)
         arguments |= {
-            "block_size": math.lcm(16, capacity.selector.row_tokens),
+            "block_size": block_tokens(capacity.selector, on_cpu),
             "additional_config": {KEY: _asked(capacity, short_step_tokens)},
         }
         if not on_cpu:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import re
 from pathlib import Path
 
+from sparroll.engines.vllm.capacity import block_tokens
 from sparroll.engines.vllm.lists_route import MIDDLEWARE
 from sparroll.engines.vllm.settings import check_token_count
 from sparroll.engines.vllm.worker import EXTENSION
@@ -29,7 +29,6 @@ def serve_arguments(name: str, model: str | None = None, force: bool = False, sh
             f"the path {source!r} has characters that a shell would split or expand",
             "copy the schedule to a path of letters, digits and - _ . /",
         )
-    block_tokens = _block_tokens(schedule.selector.row_tokens)
     setting = "--additional-config.sparroll"
     more = [f"{setting}.force_schedule=true"] if force else []
     more += [f"{setting}.short_step_tokens={short_step_tokens}"] if short_step_tokens else []
@@ -37,7 +36,7 @@ def serve_arguments(name: str, model: str | None = None, force: bool = False, sh
     return [
         "--attention-backend=CUSTOM",
         *where,
-        f"--block-size={block_tokens}",
+        f"--block-size={block_tokens(schedule.selector)}",
         # Log-probabilities of the distribution that was sampled from, as every correction needs them.
         "--logprobs-mode=processed_logprobs",
         # With it the server can be asked what ran (docs/vllm.md).
@@ -45,8 +44,3 @@ def serve_arguments(name: str, model: str | None = None, force: bool = False, sh
         # And lists of log-probabilities can be had as bytes instead of text.
         f"--middleware={MIDDLEWARE}",
     ]
-
-
-def _block_tokens(row_tokens: int) -> int:
-    """vLLM's blocks are multiples of 16 and hold whole units and groups."""
-    return math.lcm(16, row_tokens)

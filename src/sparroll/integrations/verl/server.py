@@ -8,11 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 import ray
+import torch
 from omegaconf import OmegaConf
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
 from sparroll.engines.report import EngineReport
 from sparroll.engines.vllm.arguments import widest
+from sparroll.engines.vllm.capacity import block_tokens
 from sparroll.engines.vllm.rescoring import RescoringSettings
 from sparroll.engines.vllm.settings import KEY
 from sparroll.engines.vllm.windows.configure import V2_VARIABLE
@@ -61,6 +63,8 @@ class SparrollHttpServer(vLLMHttpServer):
         engine_kwargs["additional_config"] = additional
         # -1: no limit. Requests ask for as many as the measurement needs.
         engine_kwargs["max_logprobs"] = -1
+        if torch.cuda.is_available():
+            engine_kwargs.setdefault("block_size", block_tokens(capacity.selector))
         if capacity.check is not None:
             # vLLM asks the environment which runner to take; only this one drafts.
             os.environ[V2_VARIABLE] = "0"

@@ -68,7 +68,7 @@ class ChoiceLayout:
         for."""
         if units <= 1024:
             return ChoiceLayout(warps=4)
-        half = ChoiceLayout(warps=4, lanes=1024, rows=4)
+        half = ChoiceLayout(warps=4, lanes=1024)
         if pairs > MANY_PAIRS and (half.peak_lanes(units) if peaked else units <= 4 * half.lanes):
             return half
         return ChoiceLayout()
@@ -83,18 +83,14 @@ class ChoiceLayout:
         lanes = max(LEAST_LANES, triton.next_power_of_2(units))
         return {
             "LANES": min(lanes, self.lanes), "MORE_LANES": lanes if self.lanes < lanes <= 2 * self.lanes else 0,
-            "MANY": lanes > 2 * self.lanes, "ROWS": self.rows, "QUADS": 32 * self.warps,
+            "MANY": lanes if lanes > 2 * self.lanes else 0, "ROWS": self.rows, "QUADS": 32 * self.warps,
         }  # fmt: skip
 
     def options(self, units: int, peaked: bool = False) -> dict[str, int]:
         """How it is launched: with as few registers as let four programs of 8 warps fit on a multiprocessor, three with
-        twice the lanes or with peaks, or two that hold all scores to make candidates. Of programs of 4 warps twice as many
-        fit, and five that hold up to four scores for each lane."""
-        few = min(1024 // self.warps, 248)
-        if peaked or units <= 2 * self.lanes:
-            few = 80
-        elif self.warps == 4 and units <= 4 * self.lanes:
-            few = 96
+        twice the lanes or with peaks, or two that hold all scores to make candidates; twice as many programs of 4 warps,
+        and six that hold up to four scores for each lane, which spills six registers and is faster than five."""
+        few = 80 if peaked or units <= max(2 * self.lanes, 4096) else min(1024 // self.warps, 248)
         registers = 64 if units <= self.lanes else few
         return {"num_warps": self.warps, "maxnreg": registers}
 
@@ -226,8 +222,8 @@ def _choose(
             if PEAK_LANES == 0:
                 _choose_of_many(
                     scores_row, peaks, ids_row, pages_row, table_row,
-                    candidates + (request * tl.num_programs(0) + head) * ROOM, units, wanted, UNITS_PER_BLOCK, LANES,
-                    ROWS, QUADS, LOADED, WITH_PAGES, COMPILED, PEAK_LANES,
+                    candidates + (request * tl.num_programs(0) + head) * ROOM, units, wanted, UNITS_PER_BLOCK, MANY,
+                    LANES, ROWS, QUADS, LOADED, WITH_PAGES, COMPILED, PEAK_LANES,
                 )  # fmt: skip
             elif units <= LANES:
                 _choose_of_few(
@@ -243,7 +239,7 @@ def _choose(
                 _choose_of_many(
                     scores_row, peaks + request * peaks_per_request + head * peaks_per_head, ids_row, pages_row,
                     table_row, candidates + (request * tl.num_programs(0) + head) * ROOM, units, wanted,
-                    UNITS_PER_BLOCK, LANES, ROWS, QUADS, LOADED, WITH_PAGES, COMPILED, PEAK_LANES,
+                    UNITS_PER_BLOCK, MANY, LANES, ROWS, QUADS, LOADED, WITH_PAGES, COMPILED, PEAK_LANES,
                 )  # fmt: skip
         # Known when the kernel is compiled, and then what follows is left out.
         elif MORE_LANES == 0:  # noqa: SIM114
@@ -310,6 +306,7 @@ def _choose_of_many(
     units,
     wanted,
     UNITS_PER_BLOCK: tl.constexpr,
+    MANY: tl.constexpr,
     LANES: tl.constexpr,
     ROWS: tl.constexpr,
     QUADS: tl.constexpr,
@@ -318,7 +315,8 @@ def _choose_of_many(
     COMPILED: tl.constexpr,
     PEAK_LANES: tl.constexpr,
 ):
-    """Write the `wanted` best, at least one and not all. `listed_row` has a place for each lane, and with peaks two."""
+    """Write the `wanted` best of up to MANY units, at least one and not all. `listed_row` has a place for each lane, and
+    with peaks two."""
     CHUNK: tl.constexpr = 4 * ROWS * QUADS
     count = units
     low = tl.zeros([], tl.int32)
@@ -368,15 +366,17 @@ def _choose_of_many(
                     count, low, finite = _make_candidates(
                         scores_row, listed_row, units, wanted, ROWS, 2, QUADS, LANES, True, LOADED, COMPILED
                     )
-            elif units <= 2 * CHUNK:
-                if wanted <= 4 * QUADS:
+            # Known when the kernel is compiled.
+            elif MANY > CHUNK:
+                if units <= 2 * CHUNK:
+                    if wanted <= 4 * QUADS:
+                        count, low, finite = _make_candidates(
+                            scores_row, listed_row, units, wanted, 2 * ROWS, 2, QUADS, LANES, True, LOADED, COMPILED
+                        )
+                elif wanted <= 8 * QUADS:
                     count, low, finite = _make_candidates(
-                        scores_row, listed_row, units, wanted, 2 * ROWS, 2, QUADS, LANES, True, LOADED, COMPILED
+                        scores_row, listed_row, units, wanted, ROWS, 4, QUADS, LANES, False, LOADED, COMPILED
                     )
-            elif wanted <= 8 * QUADS:
-                count, low, finite = _make_candidates(
-                    scores_row, listed_row, units, wanted, ROWS, 4, QUADS, LANES, False, LOADED, COMPILED
-                )
         # What other threads listed must have arrived.
         tl.debug_barrier()
     if count <= LANES // 4:
