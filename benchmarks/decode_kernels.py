@@ -30,6 +30,8 @@ from torch import Tensor
 
 from sparroll import records
 from sparroll.attention.decode import paged
+from sparroll.attention.decode.choice import triton_top_k
+from sparroll.attention.decode.choice.triton_top_k import ChoiceLayout
 from sparroll.attention.decode.workspace import StepWorkspace, Tile, log_weights_for, peaks_for
 from sparroll.attention.selectors import PageMean, QuantizedMean
 from sparroll.schedule import Schedule
@@ -67,7 +69,8 @@ class Case:
             selector = QuantizedMean(*sizes, options.bits) if options.bits else PageMean(*sizes)
         block = max(options.block, selector.row_tokens)
         columns = -(-contexts // block)
-        blocks, units = int(columns.sum()), -(-int(contexts.max()) // selector.unit_tokens)
+        blocks = int(columns.sum())
+        units = -(-max(int(contexts.max()), getattr(options, "room", 0)) // selector.unit_tokens)
         cache = torch.empty(blocks, block, options.heads, 2 * options.dim, dtype=dtype, device=device).normal_()
         keys, values = cache[..., : options.dim], cache[..., options.dim :]
         order = torch.randperm(blocks).int()
@@ -154,6 +157,14 @@ class Choice:
             torch.full_like(case.query_RHGD, torch.nan),
         )  # fmt: skip
 
+    def choose_as(self, layout: ChoiceLayout) -> None:
+        """With another layout than the default one."""
+        case = self.case
+        triton_top_k.choose_units(
+            case.scores_RHU, case.context_tokens_R, self.budgets_R, case.selector, self.unit_ids_RHN, self.pages_RHN,
+            case.block_table_RM, case.index_PSHW.shape[1], peaks_RHK=case.peaks_RHK, planned=True, layout=layout,
+        )  # fmt: skip
+
     def choose(self, impl: str = "triton") -> None:
         paged.choose_units(
             self.case.scores_RHU, self.case.context_tokens_R, self.budgets_R, self.case.selector, self.unit_ids_RHN, impl,
@@ -218,15 +229,16 @@ def check_case(case: Case) -> None:
 
 
 def check_choice(choice: Choice) -> None:
-    """Choice and attention; leaves both written by the kernels."""
+    """Choice, also in the layout for few requests, and attention; leaves all written by the kernels."""
     choice.plan()
     choice.choose("reference")
     expected = choice.unit_ids_RHN.clone(), choice.pages_RHN.clone()
-    choice.unit_ids_RHN.fill_(-2), choice.pages_RHN.fill_(-2)
-    choice.choose()
-    assert torch.equal(choice.unit_ids_RHN, expected[0]) and torch.equal(choice.pages_RHN, expected[1]), (
-        "choice differs"
-    )
+    for choose in (lambda: choice.choose_as(ChoiceLayout()), choice.choose):
+        choice.unit_ids_RHN.fill_(-2), choice.pages_RHN.fill_(-2)
+        choose()
+        assert torch.equal(choice.unit_ids_RHN, expected[0]) and torch.equal(choice.pages_RHN, expected[1]), (
+            "choice differs"
+        )
     check_attention(choice)
 
 
@@ -293,6 +305,7 @@ def choice_rows(clock: Clock, bandwidth: float, choice: Choice) -> list[dict[str
     scored = scores * (1 + case.selector.index_row_bytes(dim) // 4)
     rows = [
         ("choice", choice.choose, scores + 2 * lists),
+        ("choice, 8 warps", lambda: choice.choose_as(ChoiceLayout()), scores + 2 * lists),
         ("torch.topk", choice.torch_top_k, heads * int(units.sum()) * 4 + 3 * lists),
         ("attention", choice.attend, attended),
         ("sparse layer", choice.layer, scored + attended),
@@ -308,7 +321,6 @@ def sweep(clock: Clock, choice: Choice) -> list[dict[str, Any]]:
     from triton.runtime.errors import OutOfResources
 
     from sparroll.attention.decode import triton_score
-    from sparroll.attention.decode.choice import triton_top_k
 
     case = choice.case
     requests, _, group, dim = case.query_RHGD.shape
@@ -398,6 +410,7 @@ def main() -> None:
     parser.add_argument("--budgets", type=int, nargs="+", default=[1024, 4096])
     parser.add_argument("--mixed", type=int, nargs="*", default=[93], help="requests in each batch of mixed lengths")
     parser.add_argument("--schedule", default="qwen3-1.7b-0.86", help="budgets of the mixed batches")
+    parser.add_argument("--room", type=int, default=0, help="tokens that there is room for, as in an engine")
     parser.add_argument("--heads", type=int, default=8, help="KV heads")
     parser.add_argument("--group", type=int, default=2, help="query heads per KV head")
     parser.add_argument("--dim", type=int, default=128)
