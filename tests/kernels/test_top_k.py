@@ -173,7 +173,7 @@ def test_with_peaks_no_more_are_wanted_of_candidates_than_these_have_lanes(wante
 
 @pytest.mark.parametrize("wanted", [64, 65, 80, 81])
 def test_few_warps_make_candidates_for_more_than_half_of_their_lanes(wanted: int) -> None:
-    """As with 4 warps and 1,024 lanes, of which 640 may be wanted; in no order, rising and all alike."""
+    """Up to five eighths of them, from four lanes for each quad; scores in no order, rising and all alike."""
     scores = torch.randn(3, 1, 900, generator=torch.Generator().manual_seed(0))
     scores[1], scores[2] = scores[1].sort().values, 1.0
     assert_same(scores, [900] * 3, [wanted] * 3, LAYOUT, peaks=True)
@@ -316,11 +316,11 @@ def test_the_kernel_is_compiled_for_what_the_shape_of_the_scores_leaves_open() -
         (4, 256, 0, False), (4, 512, 0, False), (8, 2048, 0, False), (8, 2048, 4096, False), (8, 2048, 4096, False),
         (8, 2048, 0, True), (8, 2048, 0, True),
     ]  # fmt: skip
-    # Half the lanes where more programs are launched than run at a time, and their peaks have lanes.
+    # Half the warps where more programs are launched than run at a time, and half the lanes where there are no peaks.
     assert [lanes(units, 397) for units in (1024, 2048, 4096, 4097)] == [
         (4, 1024, 0, False), (4, 1024, 2048, False), (4, 1024, 0, True), (8, 2048, 0, True),
     ]  # fmt: skip
-    assert [lanes(units, 397, peaked=True)[:2] for units in (16_384, 16_385)] == [(4, 1024), (8, 2048)]
+    assert [lanes(units, 397, peaked=True)[:2] for units in (10_240, 16_385)] == [(4, 2048), (8, 2048)]
     assert lanes(10_240, 396, peaked=True) == (8, 2048, 0, True)
 
 

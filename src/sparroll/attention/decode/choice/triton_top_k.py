@@ -63,14 +63,16 @@ class ChoiceLayout:
     @staticmethod
     def default(units: int, pairs: int = 1, peaked: bool = False) -> ChoiceLayout:
         """For scores of so many units and so many (request, head), with peaks or without. Few lanes need few warps. Where
-        more programs are launched than run at a time with 8 warps each, half the lanes and warps are faster, measured on an
-        H200 with 62 and 89 requests of 8 heads. Of more units without peaks, more may be wanted than half the lanes suffice
-        for."""
+        more programs are launched than run at a time with 8 warps each, half the warps are faster, and without peaks half
+        the lanes, too: measured on an H200 with 62 and 89 requests of 8 heads, up to 10,240 units. With peaks half the lanes
+        are faster still where up to 640 units are wanted, and much slower where more are. Of more units without peaks, more
+        may be wanted than half the lanes suffice for."""
         if units <= 1024:
             return ChoiceLayout(warps=4)
-        half = ChoiceLayout(warps=4, lanes=1024)
-        if pairs > MANY_PAIRS and (half.peak_lanes(units) if peaked else units <= 4 * half.lanes):
-            return half
+        if pairs > MANY_PAIRS and peaked and units <= 16_384:
+            return ChoiceLayout(warps=4)
+        if pairs > MANY_PAIRS and units <= 4096:
+            return ChoiceLayout(warps=4, lanes=1024)
         return ChoiceLayout()
 
     def peak_lanes(self, units: int) -> int:
@@ -88,9 +90,13 @@ class ChoiceLayout:
 
     def options(self, units: int, peaked: bool = False) -> dict[str, int]:
         """How it is launched: with as few registers as let four programs of 8 warps fit on a multiprocessor, three with
-        twice the lanes or with peaks, or two that hold all scores to make candidates; twice as many programs of 4 warps,
-        and six that hold up to four scores for each lane, which spills six registers and is faster than five."""
-        few = 80 if peaked or units <= max(2 * self.lanes, 4096) else min(1024 // self.warps, 248)
+        twice the lanes or with peaks, or two that hold all scores to make candidates. Of programs of 4 warps four fit with
+        peaks, and six that hold up to four scores for each lane. Both spill a few registers; fewer programs are slower."""
+        few = min(1024 // self.warps, 248)
+        if peaked:
+            few = 80 if self.warps == 8 else 128
+        elif units <= max(2 * self.lanes, 4096):
+            few = 80
         registers = 64 if units <= self.lanes else few
         return {"num_warps": self.warps, "maxnreg": registers}
 
@@ -328,7 +334,8 @@ def _choose_of_many(
             # As many as candidates of all scores, from two lanes for each quad, can be made for; few warps take four lanes,
             # and so candidates for more than half of what there is room for.
             TWO_LANES: tl.constexpr = LANES // 2 if LANES // 2 < 4 * QUADS else 4 * QUADS
-            MOST: tl.constexpr = TWO_LANES if QUADS >= 256 or LANES > 8 * QUADS else LANES // 8 * 5
+            FOUR_LANES: tl.constexpr = LANES // 8 * 5 if LANES // 8 * 5 < 8 * QUADS else 8 * QUADS
+            MOST: tl.constexpr = TWO_LANES if QUADS >= 256 else FOUR_LANES
             # A number that most peaks reach would be reached by too many units.
             if (wanted <= MOST) & (16 * wanted <= units):
                 FEWER: tl.constexpr = PEAK_LANES if PEAK_LANES < LANES else LANES
