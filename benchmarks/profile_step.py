@@ -38,6 +38,7 @@ OURS = {
     "attention.decode.choice.triton_top_k": "choice",
     "attention.decode.triton_score_codes": "scores",
     "attention.decode.triton_attend": "gather",
+    "attention.decode.triton_attend_flat": "gather",
     "attention.decode.remainder.triton_remainder": "remainder",
     "attention.decode.remainder.triton_unread": "remainder",
     "attention.decode.triton_groups": "index update",

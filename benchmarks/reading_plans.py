@@ -23,7 +23,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 if "--dry" in sys.argv:
     # Read when triton is first imported.
@@ -71,9 +71,14 @@ def tiles_of(choice: decode_kernels.Choice) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Launched(StepWorkspace):
-    """The same workspace with another number of programs that read."""
+    """The same workspace with another number of programs that read, and another plan."""
 
     launched: int = 0
+    plan: str = ""
+
+    def own_programs(self, requests: int) -> Literal["several", "one"] | None:
+        """Equal stretches have a kernel of their own."""
+        return "one" if self.plan == "own" else None
 
     def programs(self, requests: int) -> int:
         return self.launched
@@ -85,7 +90,7 @@ def launched(plan: str, workspace: StepWorkspace, requests: int) -> Launched:
         "programs": len(workspace.arrivals_X),
         "own": max(workspace.running, requests * workspace.kv_heads),
     }
-    return Launched(**vars(workspace), launched=programs[plan])
+    return Launched(**vars(workspace), launched=programs[plan], plan=plan)
 
 
 def share_of(plan: str, tiles: np.ndarray, workspace: Launched) -> int:

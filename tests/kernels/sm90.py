@@ -32,6 +32,7 @@ from triton.compiler import ASTSource
 from sparroll.attention import row_bytes
 from sparroll.attention.decode import (
     triton_attend,
+    triton_attend_flat,
     triton_budgets,
     triton_groups,
     triton_index,
@@ -153,6 +154,15 @@ def fine_unit_kernels(dtype: torch.dtype, dim: int, group: int, layouts: bool = 
     for with_unread in (False, True):
         told = "attention after what is not read" if with_unread else "attention"
         yield told, triton_attend._gather, {**attend, "WITH_UNREAD": with_unread}, options
+    del attend["COMPILED"]
+    options = triton_attend_flat.options(tile, attend["LANES_D"] * dtype.itemsize)
+    for lanes in (32, 256):
+        yield (
+            f"attention of many, {lanes} lanes",
+            triton_attend_flat._gather_flat,
+            {**attend, "LANES_R": lanes},
+            options,
+        )
 
 
 def remainder_kernels(dim: int, group: int) -> Iterator[Kernel]:

@@ -66,7 +66,8 @@ def test_kernels_compile_for_hopper(tmp_path: Path) -> None:
     # Those that know a plan read it, and no other one reads anything, before the kernel in front of them has ended.
     early = {line.partition(":")[0] for line in lines if " EARLY:0 " not in line}
     assert early == {
-        "triton_attend._gather", "triton_score._mean_query", "triton_score_codes._score_codes", "triton_unread._sum_weighed"
+        "triton_attend._gather", "triton_attend_flat._gather_flat", "triton_score._mean_query",
+        "triton_score_codes._score_codes", "triton_unread._sum_weighed",
     }  # fmt: skip
     found = {line.partition(":")[0] for line in lines} | {"triton_top_k._choose"}
     assert len(launched()) > 15 and not launched() - found, f"not compiled: {sorted(launched() - found)}"

@@ -350,6 +350,45 @@ def test_attention_however_its_work_is_cut(
         assert_attends(cache, ids, mixed)
 
 
+MANY = [0, 40, 900, 0, 1, 33, 0, 200, 130, 64, 17, 260, 0]
+"""Of very different lengths, some within a budget of 128 tokens, with padding rows first, between and last."""
+
+
+@pytest.mark.parametrize("with_pages", [True, False])
+@pytest.mark.parametrize(
+    ("group", "dim", "heads", "programs", "unit", "budget"),
+    [
+        # Lists of five tiles at most; one of 29 and others, cut into three parts and more.
+        *[(1, 64, 3, 3, 4, 160), (2, 64, 2, 3, 16, 1 << 30), (5, 96, 1, 3, 4, 1 << 30), (2, 96, 3, 3, 16, 128)],
+        *[(2, 64, 1, 7, 4, 1 << 30), (5, 64, 2, 1, 1, 128), (1, 32, 1, 20, 4, 1 << 30)],
+    ],
+)
+def test_a_few_programs_read_for_many_requests(
+    group: int, dim: int, heads: int, programs: int, unit: int, budget: int, with_pages: bool
+) -> None:
+    """In equal stretches, whose tiles are read in one loop; twice, since the first one must leave no arrivals."""
+    dtype = torch.float16 if group == 2 else torch.float32
+    cache = paged_cache(MANY, unit, 32 if unit == 16 else 16, heads, group, dim, dtype).index_written()
+    budgets = torch.full_like(cache.context_tokens_R, budget)
+    # Each has a budget of its own where there are budgets.
+    budgets -= torch.arange(len(MANY), device=DEVICE).int() % 3 * 32 if budget < 1 << 30 else 0
+    most = units_wanted(cache, budgets) + 1
+    ids, pages = cache.chosen(cache.scores("reference"), budgets, most, "reference")
+    workspace = cache.workspace(programs)
+    assert workspace.own_programs(len(MANY)) is None
+    paged.plan_step(cache.context_tokens_R, budgets, cache.selector, most, workspace)
+    for _ in range(2):
+        mixed = torch.full_like(cache.query_RHGD, torch.nan)
+        workspace.mixed_XGD.fill_(torch.nan), workspace.log_sum_XG.fill_(torch.nan)
+        paged.paged_decode(
+            cache.query_RHGD, cache.keys_PBHD, cache.values_PBHD, cache.block_table_RM, ids, cache.context_tokens_R,
+            budgets, cache.selector, cache.scale, mixed, workspace, "triton", pages_RHN=pages if with_pages else None,
+            planned=True,
+        )  # fmt: skip
+        assert_attends(cache, ids, mixed)
+        assert not mixed[cache.context_tokens_R == 0].any() and not workspace.arrivals_X.any()
+
+
 def test_an_engine_compiles_for_few_numbers_of_requests() -> None:
     from sparroll.attention.decode.triton_work_split import request_lanes
 
