@@ -35,9 +35,6 @@ def engines_kernels() -> Figures:
         "more": up(rows["4x4 equal", 1024, "attention"]["times_floor"], 2),
         "choice": up(us("4x4", 1024, "choice")),
         "choice_2x2": up(us("2x2", 1024, "choice")),
-        "spared": up(us("4x4", 1024, "attention") - us("4x4", 512, "attention")),
-        "scores_4x4": up(us("4x4", 1024, "scores")),
-        "scores_2x2": up(us("2x2", 1024, "scores")),
     }
 
 
@@ -187,8 +184,6 @@ PAGES: Mapping[str, Claims] = {
     "docs/selectors.md": {
         "takes {4x4_with_1024} us at a budget of 1,024, where one without a remainder takes {4x4_1024} us, and one of 2 x 2 "
         "takes {2x2_with_1024} us instead of {2x2_1024} (": engines_kernels,
-        "which take {scores_4x4} and {scores_2x2} us there, and 512 tokens that need not be read spare {spared} "
-        "us.": engines_kernels,
     },
     "docs/small-pages.md": {
         "With 512 of 30,000 tokens on an H200 it takes {layer_4x2} us, where 4 x 4 takes {layer_4x4} us in the same call "

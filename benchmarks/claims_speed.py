@@ -9,7 +9,7 @@ from typing import Any
 from claim_words import Claims, Figures, bare, down, up
 from published_figures import less
 from record_tables import RESULTS, results
-from render_fine import BY_FIVE_MODELS, fine_records, reached_goals
+from render_fine import BLOCKS_OF_16, BY_FIVE_MODELS, fine_records, reached_goals
 from render_speed import decode_cells, pairs, rollout_records
 
 from sparroll import records
@@ -156,29 +156,50 @@ def small_units_goals() -> Figures:
         (size, name): 100 * (found["speedup"] / found["target_speedup"] - 1)
         for size, name, found in fine_records(BY_FIVE_MODELS, ["h200"])
     }
-    steady = [-percent for (_, name), percent in away.items() if name == "steady"]
     return {
         "reached": str(sum(goals.values())),
         "goals": str(len(goals)),
         "moments": str(len(results(f"rollout-qwen3-1.7b-drained-{BY_FIVE_MODELS}-h200", "rollout")["windows"])),
-        "below_4b": up(-away["4b", "drained"], 2),
-        "above_8b": down(away["8b", "drained"], 2),
-        "steady_least": down(min(steady), 1),
-        "steady_most": up(max(steady), 1),
+        "below_4b": up(-away["4b", "drained"], 1),
+        "above_8b": down(away["8b", "drained"], 1),
+        **{f"steady_{size.replace('.', '_')}": up(-away[size, "steady"], 1) for size in ("1.7b", "4b", "8b")},
     }
 
 
-def published_beside_dense() -> Figures:
-    """The published schedule's speed-up in the steady set of 1.7B, now and in an earlier call."""
-    kinds = {"now": BY_FIVE_MODELS, "before": "wide-2x2"}
-    found = {word: results(f"rollout-qwen3-1.7b-steady-{kind}-h200", "rollout") for word, kind in kinds.items()}
-    return {word: down(each["published"]["speedup"], 2) for word, each in found.items()}
+def blocks() -> Figures:
+    """Speed-ups in blocks of 16 and of 64 tokens, of the published schedules and of small units, and their kernels' us."""
+    found: dict[str, dict[tuple[str, str], dict[str, Any]]] = {
+        kind: {(size, name): each for size, name, each in fine_records(kind, ["h200"])}
+        for kind in (BY_FIVE_MODELS, BLOCKS_OF_16)
+    }
+    lost = [
+        100 * (1 - found[BLOCKS_OF_16][of]["published"]["speedup"] / now["published"]["speedup"])
+        for of, now in found[BY_FIVE_MODELS].items()
+        if of[1] == "steady"
+    ]
+    steady, before = (found[kind]["1.7b", "steady"] for kind in (BY_FIVE_MODELS, BLOCKS_OF_16))
+    slow, slow_before = (found[kind]["4b", "steady"]["speedup"] for kind in (BY_FIVE_MODELS, BLOCKS_OF_16))
+    us = {
+        block: {row["kernel"]: row["graph_us"] for row in rows if "mixed" in row["context_tokens"]}
+        for block in ("16", "64")
+        for rows in (results(f"kernels-89-requests-blocks-of-{block}-h200", "kernels")["rows"],)
+    }
+    return {
+        "now": down(steady["published"]["speedup"], 2),
+        "before": down(before["published"]["speedup"], 2),
+        "lost_least": down(min(lost)),
+        "lost_most": up(max(lost)),
+        "slow": down(slow, 2),
+        "slow_before": down(slow_before, 2),
+        "us_16": up(us["16"]["attention"]),
+        "us_64": up(us["64"]["attention"]),
+    }
 
 
 def steady_profiles() -> Figures:
     """Shares of attention and choice in the profiled steps of steady sets, and of its bytes in attention's time, in %."""
     gather, of_bytes, choice = [], [], []
-    for _, name, found in fine_records(BY_FIVE_MODELS, ["h200"]):
+    for _, name, found in fine_records(BLOCKS_OF_16, ["h200"]):
         if name == "steady":
             took, floors = found["profile"]["groups_ms"], found["profile"]["floors_ms"]
             gather.append(100 * took["gather"] / sum(took.values()))
@@ -190,25 +211,6 @@ def steady_profiles() -> Figures:
         "bytes_most": down(max(of_bytes)),
         **{f"{name}_least": down(min(values)) for name, values in shares.items()},
         **{f"{name}_most": up(max(values)) for name, values in shares.items()},
-    }
-
-
-def small_units_again() -> Figures:
-    """The second call's speed-ups beside the first one's, in %."""
-    more, moments = {}, {}
-    for size, name, found in fine_records(BY_FIVE_MODELS, ["h200"]):
-        again = results(f"rollout-qwen3-{size}-{name}-{BY_FIVE_MODELS}-again-h200", "rollout")
-        assert again["schedule_table"] == found["schedule_table"], f"{size}, {name}: another schedule"
-        more[size, name] = 100 * (again["speedup"] / found["speedup"] - 1)
-        moments[size, name] = [len(each["windows"]) for each in (found, again)]
-    first, second = moments["1.7b", "drained"]
-    elsewhere = [abs(percent) for key, percent in more.items() if key != ("1.7b", "drained")]
-    return {
-        "lower": up(-min(more.values()), 1),
-        "higher": up(max(more.values()), 1),
-        "first": str(first),
-        "second": str(second),
-        "elsewhere": up(max(elsewhere), 1),
     }
 
 
@@ -402,17 +404,17 @@ PAGES: Mapping[str, Claims] = {
         "copy bandwidth ({rate} TB/s)": copy_bandwidth,
         "units of 4 tokens in 2 bits make rollouts of 1.7B to 8B {halves_least} to {halves_most} % faster than the "
         "published schedules in the same records.": small_units,
-        "(1.7B steady {now} times, before {before})": published_beside_dense,
         "With these budgets {reached} of the {goals} goals that were measured are reached, and another one, 1.7B drained, "
         "by {moments} of its 12 moments.": small_units_goals,
+        "8B drained lies {above_8b} % above its goal, and 4B drained {below_4b} % below, which is too near to tell. Of the "
+        "steady sets 1.7B lies {steady_1_7b} % below its goal, 8B {steady_8b} % and 4B {steady_4b} %.": small_units_goals,
+        "4B steady is slower than in the earlier call, {slow} instead of {slow_before} times,": blocks,
+        "the published schedules were {lost_least} to {lost_most} % slower beside dense attention in the steady sets: 1.7B "
+        "{before} instead of {now} times.": blocks,
+        "takes {us_16} us for 89 requests in blocks of 16, and {us_64} us in blocks of 64": blocks,
         "Attention (*gather*) takes {gather_least} to {gather_most} % of it, and its bytes {bytes_least} to "
         "{bytes_most} % of that": steady_profiles,
         "The choice takes another {choice_least} to {choice_most} %, and its bytes a tenth of that.": steady_profiles,
-        "4B drained lies {below_4b} % below its goal and 8B drained {above_8b} % above it, which is too near to "
-        "tell. The steady sets lie {steady_least} to {steady_most} % below theirs.": small_units_goals,
-        "Its speed-ups are at most {lower} % lower and at most {higher} % higher": small_units_again,
-        "of which the two measured {first} and {second} of 12 moments; elsewhere they differ by {elsewhere} % or "
-        "less": small_units_again,
         "With 2 x 2 they reached {reached} of the {goals} goals, and rollouts of 14B were {drained} (drained) and {steady} "
         "(steady) times as fast as dense ones.": small_units_of_two_models,
         "It took {seconds} s, where {moments} of {of} moments say {estimated}, {error} % less": small_units_whole,

@@ -24,7 +24,7 @@ from cells import FEW_BUDGETS, HALF_THE_BYTES, Rule, summed
 KIND = "code_lm_cells"
 HEAD_DIM, ELEMENT_BYTES = 128, 2
 """Of a cache of K and V, for the share that an index has of it."""
-CODE_WITH_WIDE = {f"code-lm-seed-{seed}-h200": f"code, 88M, seed {seed}" for seed in (4, 5, 6)}
+CODE_WITH_WIDE = {f"code-lm-seed-{seed}-h200": f"code, 88M, seed {seed}" for seed in (4, 5, 6, 7)}
 """Records of models of code that were trained to the end, with wide first layers and with half the bits."""
 MODELS = {
     "code-lm-seed-0-h100": "code, 88M, seed 0",
@@ -71,6 +71,7 @@ LOW_BITS = {
 }
 """Records of units whose index has about half the bytes, beside the usual ones, with wide first layers."""
 WIDE_REMAINDERS = {
+    "code, 88M, seed 7": ("code-lm-seed-7-h200", "code-lm-seed-7-h200"),
     "study, 30.8M": ("code-lm-study-low-bits-cpu", "code-lm-study-remainder-cpu"),
     "tiny-reasoner": ("code-lm-tiny-reasoner-low-bits-cpu", "code-lm-tiny-reasoner-remainder-cpu"),
 }

@@ -21,6 +21,8 @@ from sparroll.schedule import Schedule
 DEVICES = ("h200", "h100")
 SIZES = ("1.7b", "4b", "8b", "14b")
 BY_FIVE_MODELS = "all-models-4x2"
+BLOCKS_OF_16 = f"{BY_FIVE_MODELS}-blocks-of-16"
+"""The same schedules, timed a day before in vLLM's blocks of 16 tokens."""
 KINDS = (BY_FIVE_MODELS, "wide-2x2", "wide", "fine")
 """Words in the names of records. The budgets of the first are by the five models that were trained to the end and measured
 with wide first layers, and those of the others by fewer."""
@@ -168,9 +170,10 @@ def reached_goals(kinds: Collection[str]) -> dict[tuple[str, str], bool]:
 
 
 def fine_profiles() -> str:
-    """Kernels of the steps whose target was missed under budgets by five models: ms, beside what their bytes take."""
+    """Kernels of the steps whose target was missed under budgets by five models: ms, beside what their bytes take. Of the
+    earlier call, because the later one has no profiles."""
     rows = []
-    for size, request_set, found in fine_records(BY_FIVE_MODELS, ["h200"]):
+    for size, request_set, found in fine_records(BLOCKS_OF_16, ["h200"]):
         missed = found["target_speedup"] is not None and found["speedup"] < found["target_speedup"]
         profile = found["profile"] if missed else None
         groups = sorted((profile or {}).get("groups_ms", {}).items(), key=lambda item: -item[1])

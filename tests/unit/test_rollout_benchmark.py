@@ -466,12 +466,13 @@ def test_the_page_shows_target_ratio_and_missing_moments_or_that_nothing_ran(
         "schedule_table": wide.inline(),
         "budget_ratio_source": "the smallest of two, models: 2, and shared among the layers",
     }
-    Path(str(record).replace("-fine-", f"-{render_fine.BY_FIVE_MODELS}-")).write_text(json.dumps(table))
+    for kind in (render_fine.BY_FIVE_MODELS, render_fine.BLOCKS_OF_16):
+        Path(str(record).replace("-fine-", f"-{kind}-")).write_text(json.dumps(table))
     lines = render_fine.fine_rollouts().splitlines()
     rows = [line.split("|") for line in lines if "| long |" in line]
     kinds = [(row[4].strip(), row[5].strip(), row[-4].strip()) for row in rows]
     assert kinds == [("4 x 2", "read 4 times as much", "1/4 (2 models)"), ("4 x 4", "0 dense", "1/4")]
-    # Of the two only this one has budgets by all models, and misses its target.
+    # Only the one in blocks of 16 is profiled, and misses its target.
     profiled = [line for line in lines if ": 34 requests |" in line]
     assert all("| Qwen3-1.7B, long, 4 x 2: " in line for line in profiled)
     assert any("| scores | 0.50 |" in line for line in profiled) and len(profiled) <= render_fine.SHOWN_GROUPS
