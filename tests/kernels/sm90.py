@@ -244,7 +244,7 @@ def page_mean_kernels(dim: int, group: int) -> Iterator[Kernel]:
 CHOICES = {"few lanes": 1024, "lanes": 2048, "twice the lanes": 4096, "many units": 40_960}
 """A number of units for each layout that the host can choose; fewer lanes are like few."""
 PEAKED_CHOICES = {"peaks": 16_384, "twice the peaks": 32_768}
-MANY_PAIRS_CHOICES = {"lanes, many pairs": 2048, "twice the lanes, many pairs": 4096, "peaks, many pairs": 16_384}
+MANY_PAIRS_CHOICES = {"twice the lanes, many pairs": 4096, "peaks, many pairs": 10_240}
 
 
 def choice_kernels(full: bool) -> Iterator[Kernel]:

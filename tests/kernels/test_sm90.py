@@ -26,12 +26,8 @@ def launched() -> set[str]:
     }
 
 
-FEW_SPILLED = tuple(f"triton_top_k._choose: choice, {what}, many pairs:" for what in ("twice the lanes", "peaks"))
-"""See ChoiceLayout.options: faster than with registers for everything."""
-
-
 def compiled(which: str, cache: Path) -> list[str]:
-    """What sm90.py tells of each kernel. None but two spill registers, and none has a reduction that triton gets wrong or
+    """What sm90.py tells of each kernel. Hardly one spills registers, and none has a reduction that triton gets wrong or
     writes before the kernel in front of it has ended."""
     from triton import knobs
 
@@ -52,8 +48,10 @@ def compiled(which: str, cache: Path) -> list[str]:
     assert run.returncode == 0, run.stderr[-4000:]
     lines = run.stdout.splitlines()
     assert all("REG:" in line for line in lines), run.stdout
-    spilled = [line for line in lines if "STACK:0 " not in line and not line.startswith(FEW_SPILLED)]
-    assert not spilled, f"registers spill: {spilled}"
+    spilled = {line: int(line.partition(" STACK:")[2].partition(" ")[0]) for line in lines}
+    # Bytes of a few registers, in layouts that were faster so than with fewer programs at a time.
+    most = {line: 16 if ", many pairs:" in line else 0 for line in lines}
+    assert all(spilled[line] <= most[line] for line in lines), f"registers spill: {run.stdout}"
     hasty = [line for line in lines if " HASTY:0 " not in line]
     assert not hasty, f"writes while the kernel before it still runs: {hasty}"
     split = [line for line in lines if not line.endswith(" SPLIT:0")]
@@ -77,13 +75,13 @@ def test_the_choice_of_units_compiles_in_every_layout_that_the_host_can_choose(t
     assert [line.split(":")[:2] for line in lines] == [
         ["triton_top_k._choose", f" choice, {layout}"]
         for layout in (
-            "few lanes", "lanes", "twice the lanes", "many units", "peaks", "twice the peaks", "lanes, many pairs",
+            "few lanes", "lanes", "twice the lanes", "many units", "peaks", "twice the peaks",
             "twice the lanes, many pairs", "peaks, many pairs",
         )
     ]  # fmt: skip
     # Of each layout, as many as there are where no load of scores is cut into single ones.
     wide = [int(line.partition(" WIDE:")[2].partition(" ")[0]) for line in lines]
-    assert wide == [2, 2, 6, 64, 42, 42, 6, 24, 56], f"scores are loaded one by one: {lines}"
+    assert wide == [2, 2, 6, 64, 42, 42, 12, 56], f"scores are loaded one by one: {lines}"
     # A request's context and its budget.
     assert all(" EARLY:2 " in line for line in lines)
 

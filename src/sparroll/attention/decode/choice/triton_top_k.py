@@ -43,7 +43,7 @@ from sparroll.attention.selectors.base import Selector
 
 LEAST_LANES = 256
 MANY_PAIRS = 396
-"""Programs of 8 warps that run at a time on an H200."""
+"""Programs of 8 warps and 80 registers that run at a time on an H200, three on each multiprocessor."""
 PEAK = tl.constexpr(PEAK_UNITS)
 PEAK_ROWS = tl.constexpr(4)
 """Scores that a thread holds at a time where there are peaks, in fours."""
@@ -63,17 +63,11 @@ class ChoiceLayout:
     @staticmethod
     def default(units: int, pairs: int = 1, peaked: bool = False) -> ChoiceLayout:
         """For scores of so many units and so many (request, head), with peaks or without. Few lanes need few warps. Where
-        more programs are launched than run at a time with 8 warps each, half the warps are faster, and without peaks half
-        the lanes, too: measured on an H200 with 62 and 89 requests of 8 heads, up to 10,240 units. With peaks half the lanes
-        are faster still where up to 640 units are wanted, and much slower where more are. Of more units without peaks, more
-        may be wanted than half the lanes suffice for."""
-        if units <= 1024:
-            return ChoiceLayout(warps=4)
-        if pairs > MANY_PAIRS and peaked and units <= 16_384:
-            return ChoiceLayout(warps=4)
-        if pairs > MANY_PAIRS and units <= 4096:
-            return ChoiceLayout(warps=4, lanes=1024)
-        return ChoiceLayout()
+        more programs are launched than run at a time with 8 warps each, 4 warps are faster: measured on an H200 with 62 and
+        89 requests of 8 heads, 10,240 units with peaks and 2,560 without. Half the lanes as well would be faster still, but
+        much slower for larger budgets than they suffice for."""
+        many = 8192 < units <= 10_240 if peaked else 2048 < units <= 4096
+        return ChoiceLayout(warps=4 if units <= 1024 or (pairs > MANY_PAIRS and many) else 8)
 
     def peak_lanes(self, units: int) -> int:
         """Lanes for the peaks of so many units; 0 where so few are chosen as fast without, or peaks are too many."""
@@ -90,13 +84,11 @@ class ChoiceLayout:
 
     def options(self, units: int, peaked: bool = False) -> dict[str, int]:
         """How it is launched: with as few registers as let four programs of 8 warps fit on a multiprocessor, three with
-        twice the lanes or with peaks, or two that hold all scores to make candidates. Of programs of 4 warps four fit with
-        peaks, and six that hold up to four scores for each lane. Both spill a few registers; fewer programs are slower."""
-        few = min(1024 // self.warps, 248)
-        if peaked:
-            few = 80 if self.warps == 8 else 128
-        elif units <= max(2 * self.lanes, 4096):
-            few = 80
+        twice the lanes or with peaks, or two that hold all scores to make candidates; of 4 warps four with more scores than
+        lanes."""
+        few = 80 if peaked or units <= 2 * self.lanes else min(1024 // self.warps, 248)
+        if self.warps == 4 and (peaked or units <= 2 * self.lanes):
+            few = 128
         registers = 64 if units <= self.lanes else few
         return {"num_warps": self.warps, "maxnreg": registers}
 
@@ -331,10 +323,9 @@ def _choose_of_many(
         # None are made where they would take up more than half of the lanes, of either kind.
         count = tl.full([], LANES + 1, tl.int32)
         if PEAK_LANES > 0:
-            # As many as candidates of all scores, from two lanes for each quad, can be made for; few warps take four lanes,
-            # and so candidates for more than half of what there is room for.
+            # As many as candidates of all scores can be made for, from two lanes for each quad, and of few warps from four.
             TWO_LANES: tl.constexpr = LANES // 2 if LANES // 2 < 4 * QUADS else 4 * QUADS
-            FOUR_LANES: tl.constexpr = LANES // 8 * 5 if LANES // 8 * 5 < 8 * QUADS else 8 * QUADS
+            FOUR_LANES: tl.constexpr = LANES // 2 if LANES // 2 < 8 * QUADS else 8 * QUADS
             MOST: tl.constexpr = TWO_LANES if QUADS >= 256 else FOUR_LANES
             # A number that most peaks reach would be reached by too many units.
             if (wanted <= MOST) & (16 * wanted <= units):
