@@ -172,6 +172,10 @@ def blocks() -> Figures:
         kind: {(size, name): each for size, name, each in fine_records(kind, ["h200"])}
         for kind in (BY_FIVE_MODELS, BLOCKS_OF_16)
     }
+    assert all(
+        each["schedule_table"] == found[BLOCKS_OF_16][of]["schedule_table"]
+        for of, each in found[BY_FIVE_MODELS].items()
+    ), "another schedule"
     lost = [
         100 * (1 - found[BLOCKS_OF_16][of]["published"]["speedup"] / now["published"]["speedup"])
         for of, now in found[BY_FIVE_MODELS].items()
@@ -191,6 +195,8 @@ def blocks() -> Figures:
         "lost_most": up(max(lost)),
         "slow": down(slow, 2),
         "slow_before": down(slow_before, 2),
+        "drained": down(found[BY_FIVE_MODELS]["1.7b", "drained"]["speedup"], 2),
+        "drained_before": down(found[BLOCKS_OF_16]["1.7b", "drained"]["speedup"], 2),
         "us_16": up(us["16"]["attention"]),
         "us_64": up(us["64"]["attention"]),
     }
@@ -211,6 +217,25 @@ def steady_profiles() -> Figures:
         "bytes_most": down(max(of_bytes)),
         **{f"{name}_least": down(min(values)) for name, values in shares.items()},
         **{f"{name}_most": up(max(values)) for name, values in shares.items()},
+    }
+
+
+def small_units_again() -> Figures:
+    """The second call's speed-ups beside the first one's in blocks of 16, in %."""
+    more, moments = {}, {}
+    for size, name, found in fine_records(BLOCKS_OF_16, ["h200"]):
+        again = results(f"rollout-qwen3-{size}-{name}-{BLOCKS_OF_16}-again-h200", "rollout")
+        assert again["schedule_table"] == found["schedule_table"], f"{size}, {name}: another schedule"
+        more[size, name] = 100 * (again["speedup"] / found["speedup"] - 1)
+        moments[size, name] = [len(each["windows"]) for each in (found, again)]
+    first, second = moments["1.7b", "drained"]
+    elsewhere = [abs(percent) for key, percent in more.items() if key != ("1.7b", "drained")]
+    return {
+        "lower": up(-min(more.values()), 1),
+        "higher": up(max(more.values()), 1),
+        "first": str(first),
+        "second": str(second),
+        "elsewhere": up(max(elsewhere), 1),
     }
 
 
@@ -415,6 +440,10 @@ PAGES: Mapping[str, Claims] = {
         "Attention (*gather*) takes {gather_least} to {gather_most} % of it, and its bytes {bytes_least} to "
         "{bytes_most} % of that": steady_profiles,
         "The choice takes another {choice_least} to {choice_most} %, and its bytes a tenth of that.": steady_profiles,
+        "Its speed-ups are at most {lower} % lower and at most {higher} % higher": small_units_again,
+        "of which the two measured {first} and {second} of 12 moments; elsewhere they differ by {elsewhere} % or "
+        "less": small_units_again,
+        "1.7B drained is slower, too, {drained} instead of {drained_before} times": blocks,
         "With 2 x 2 they reached {reached} of the {goals} goals, and rollouts of 14B were {drained} (drained) and {steady} "
         "(steady) times as fast as dense ones.": small_units_of_two_models,
         "It took {seconds} s, where {moments} of {of} moments say {estimated}, {error} % less": small_units_whole,

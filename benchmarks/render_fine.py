@@ -22,7 +22,7 @@ DEVICES = ("h200", "h100")
 SIZES = ("1.7b", "4b", "8b", "14b")
 BY_FIVE_MODELS = "all-models-4x2"
 BLOCKS_OF_16 = f"{BY_FIVE_MODELS}-blocks-of-16"
-"""The same schedules, timed a day before in vLLM's blocks of 16 tokens."""
+"""The same schedules, timed in an earlier call in vLLM's blocks of 16 tokens."""
 KINDS = (BY_FIVE_MODELS, "wide-2x2", "wide", "fine")
 """Words in the names of records. The budgets of the first are by the five models that were trained to the end and measured
 with wide first layers, and those of the others by fewer."""

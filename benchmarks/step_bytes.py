@@ -50,7 +50,7 @@ def index_bytes(schedule: Schedule) -> float:
 
 
 def index_read_bytes(schedule: Schedule) -> float:
-    """What a step reads of them: with a remainder index rows twice."""
+    """What a step reads of them: with a remainder index rows twice, unless scores weigh its groups."""
     return KV_HEADS * schedule.selector.index_read_bytes_per_token(HEAD_DIM)
 
 

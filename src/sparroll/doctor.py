@@ -40,7 +40,7 @@ the metadata of the installed package, and those from pyproject.toml."""
 
 
 KERNEL_BLOCKS = (16, 64)
-"""Tokens of the cache's blocks that kernels are compared in: vLLM's default, and blocks of many small units."""
+"""Tokens of the cache's blocks that kernels are compared in: vLLM's default, and that of our engines."""
 
 
 @dataclass(frozen=True)

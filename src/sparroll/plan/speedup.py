@@ -354,8 +354,8 @@ def _with_kernels(decoder: _Decoder, mix: LengthMix) -> KernelSteps | None:
 
 
 _SLOW_REMAINDER = (
-    "; a remainder's kernels are far slower than that: on an H100 layers with one took up to 6 times as long as layers "
-    "without (docs/selectors.md), so do not believe these seconds"
+    "; a remainder's kernels are far slower than that, up to several times as long as layers without one "
+    "(docs/selectors.md), so do not believe these seconds"
 )
 
 

@@ -291,8 +291,8 @@ def paged_decode(
     unit_ids_RHN (int32) and kv_budget_tokens_R are those of `choose_units`: as many units as it chooses, in ascending
     order, which the kernel relies on. Entries past the budget are not looked at, filled or not. With `pages_RHN`, the
     block table is not read. `planned`: `plan_step` was called with the same contexts and budgets. `log_weights_RHGN`: what
-    `score_units` wrote with the same budgets; "triton" needs it where that kernel weighs groups, and the reference does not
-    look at it.
+    `score_units` wrote with the same budgets; "triton" needs it where that kernel weighs groups, with a place for every
+    group of the longest context, and the reference does not look at it.
     """
     requests, heads, group, dim = query_RHGD.shape
     blocks, block_tokens = keys_PBHD.shape[:2]

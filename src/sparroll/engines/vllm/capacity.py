@@ -13,13 +13,14 @@ MOST_STEPS = 64
 MOST_REQUEST_SCHEDULES = 31
 """That requests which decode together may have of their own."""
 BLOCK_TOKENS = 64
-"""Of a block on a GPU, or a multiple. In vLLM's blocks of 16, a head's rows of the index are spread over four times as many
-places, and attention to pages of 16 tokens took a tenth longer on an H200 with 89 requests."""
+"""Of a block on a GPU, or a multiple. In vLLM's blocks of 16, attention to pages of 16 tokens takes a tenth longer on an
+H200 with 89 requests (benchmarks/results/kernels-89-requests-blocks-of-16-h200.json, -64-)."""
 _BY_ITSELF = "run the other one by itself: in a command, a run or an engine of its own"
 
 
 def block_tokens(selector: Selector, on_cpu: bool = False) -> int:
-    """Tokens of a block of vLLM's cache, which holds whole units and groups and is a multiple of 16."""
+    """Tokens of a block of vLLM's cache: the least multiple of BLOCK_TOKENS, and of 16 on a CPU, that holds whole units and
+    groups."""
     return math.lcm(16 if on_cpu else BLOCK_TOKENS, selector.row_tokens)
 
 

@@ -7,6 +7,7 @@ prefix caching, counted by memory profiling, and put to sleep together with its 
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from vllm.v1.attention.backend import (
 from sparroll.attention.selectors.base import Selector
 from sparroll.engines.vllm import compat
 from sparroll.engines.vllm.attention.state import STATE
+from sparroll.engines.vllm.capacity import BLOCK_TOKENS
 from sparroll.errors import UserError
 
 SUFFIX, GROUPS_SUFFIX = ".sparroll_index", ".sparroll_groups"
@@ -74,7 +76,7 @@ class RowsLayer(AttentionLayerBase):
         if block_tokens % self.tokens:
             raise UserError(
                 f"a block of {block_tokens} tokens does not hold whole units or groups of {self.tokens}",
-                f"block_size={max(16, self.tokens)}",
+                f"block_size={math.lcm(BLOCK_TOKENS, self.tokens)}",
             )
         return compat.rows_spec(block_tokens, self.heads, self.width, self.tokens, self.dtype)
 
