@@ -17,6 +17,7 @@ import claims_drafts
 import claims_heads
 import claims_kernels
 import claims_short_steps
+import claims_small_units
 import claims_speed
 import claims_study
 import claims_trainers
@@ -60,6 +61,7 @@ CLAIMS = tuple(
     claim
     for each in (
         claims_speed,
+        claims_small_units,
         claims_checks,
         claims_kernels,
         claims_short_steps,

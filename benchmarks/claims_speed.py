@@ -7,9 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from claim_words import Claims, Figures, bare, down, up
-from published_figures import less
 from record_tables import RESULTS, results
-from render_fine import BLOCKS_OF_16, BY_FIVE_MODELS, fine_records, reached_goals
 from render_speed import decode_cells, pairs, rollout_records
 
 from sparroll import records
@@ -115,172 +113,6 @@ def dense_requests() -> Figures:
         "context": f"{sum(window['context_tokens'] for window in found['windows']) // requests:,}",
         "share": down(100 * found["dense_share"], 2),
         "cost": up(100 * found["cost"], 1),
-    }
-
-
-MORE = {
-    "halves": (BY_FIVE_MODELS, "h200"),
-    "h100_wide": ("wide", "h100"),
-    "h100_dense": ("fine", "h100"),
-}
-"""Rollouts under small units by what a sentence calls them: kind and GPU of their records."""
-
-
-def small_units() -> Figures:
-    """By how many % rollouts under scaled schedules of small units are faster than under the published schedules."""
-    said: dict[str, str] = {}
-    for name, (kind, device) in MORE.items():
-        more = [100 * (found["over_published"] - 1) for *_, found in fine_records(kind, [device])]
-        said |= {f"{name}_least": down(min(more)), f"{name}_most": down(max(more))}
-    return said
-
-
-def small_units_over_dense() -> Figures:
-    """The range of speed-ups over dense rollouts, of small units and of the published schedules in the same calls. Without
-    the long set, which the published schedules were not measured on before."""
-    found = [each for _, name, each in fine_records(BY_FIVE_MODELS, ["h200"]) if name != "long"]
-    ours = [each["speedup"] for each in found]
-    published = [each["published"]["speedup"] for each in found]
-    return {
-        "slowest": down(min(ours), 2),
-        "fastest": down(max(ours), 2),
-        "published_slowest": up(min(published), 2),
-        "published_fastest": up(max(published), 2),
-    }
-
-
-def small_units_goals() -> Figures:
-    """Which goals are reached under budgets by all models, and how far the others are away."""
-    goals = reached_goals([BY_FIVE_MODELS])
-    away = {
-        (size, name): 100 * (found["speedup"] / found["target_speedup"] - 1)
-        for size, name, found in fine_records(BY_FIVE_MODELS, ["h200"])
-    }
-    return {
-        "reached": str(sum(goals.values())),
-        "goals": str(len(goals)),
-        "moments": str(len(results(f"rollout-qwen3-1.7b-drained-{BY_FIVE_MODELS}-h200", "rollout")["windows"])),
-        "below_4b": up(-away["4b", "drained"], 1),
-        "above_8b": down(away["8b", "drained"], 1),
-        **{f"steady_{size.replace('.', '_')}": up(-away[size, "steady"], 1) for size in ("1.7b", "4b", "8b")},
-    }
-
-
-def blocks() -> Figures:
-    """Speed-ups in blocks of 16 and of 64 tokens, of the published schedules and of small units, and their kernels' us."""
-    found: dict[str, dict[tuple[str, str], dict[str, Any]]] = {
-        kind: {(size, name): each for size, name, each in fine_records(kind, ["h200"])}
-        for kind in (BY_FIVE_MODELS, BLOCKS_OF_16)
-    }
-    assert all(
-        each["schedule_table"] == found[BLOCKS_OF_16][of]["schedule_table"]
-        for of, each in found[BY_FIVE_MODELS].items()
-    ), "another schedule"
-    lost = [
-        100 * (1 - found[BLOCKS_OF_16][of]["published"]["speedup"] / now["published"]["speedup"])
-        for of, now in found[BY_FIVE_MODELS].items()
-        if of[1] == "steady"
-    ]
-    steady, before = (found[kind]["1.7b", "steady"] for kind in (BY_FIVE_MODELS, BLOCKS_OF_16))
-    slow, slow_before = (found[kind]["4b", "steady"]["speedup"] for kind in (BY_FIVE_MODELS, BLOCKS_OF_16))
-    us = {
-        block: {row["kernel"]: row["graph_us"] for row in rows if "mixed" in row["context_tokens"]}
-        for block in ("16", "64")
-        for rows in (results(f"kernels-89-requests-blocks-of-{block}-h200", "kernels")["rows"],)
-    }
-    return {
-        "now": down(steady["published"]["speedup"], 2),
-        "before": down(before["published"]["speedup"], 2),
-        "lost_least": down(min(lost)),
-        "lost_most": up(max(lost)),
-        "slow": down(slow, 2),
-        "slow_before": down(slow_before, 2),
-        "drained": down(found[BY_FIVE_MODELS]["1.7b", "drained"]["speedup"], 2),
-        "drained_before": down(found[BLOCKS_OF_16]["1.7b", "drained"]["speedup"], 2),
-        "us_16": up(us["16"]["attention"]),
-        "us_64": up(us["64"]["attention"]),
-    }
-
-
-def steady_profiles() -> Figures:
-    """Shares of attention and choice in the profiled steps of steady sets, and of its bytes in attention's time, in %."""
-    gather, of_bytes, choice = [], [], []
-    for _, name, found in fine_records(BLOCKS_OF_16, ["h200"]):
-        if name == "steady":
-            took, floors = found["profile"]["groups_ms"], found["profile"]["floors_ms"]
-            gather.append(100 * took["gather"] / sum(took.values()))
-            of_bytes.append(100 * floors["gather"] / took["gather"])
-            choice.append(100 * took["choice"] / sum(took.values()))
-    shares = {"gather": gather, "choice": choice}
-    return {
-        "bytes_least": down(min(of_bytes)),
-        "bytes_most": down(max(of_bytes)),
-        **{f"{name}_least": down(min(values)) for name, values in shares.items()},
-        **{f"{name}_most": up(max(values)) for name, values in shares.items()},
-    }
-
-
-def small_units_again() -> Figures:
-    """The second call's speed-ups beside the first one's in blocks of 16, in %."""
-    more, moments = {}, {}
-    for size, name, found in fine_records(BLOCKS_OF_16, ["h200"]):
-        again = results(f"rollout-qwen3-{size}-{name}-{BLOCKS_OF_16}-again-h200", "rollout")
-        assert again["schedule_table"] == found["schedule_table"], f"{size}, {name}: another schedule"
-        more[size, name] = 100 * (again["speedup"] / found["speedup"] - 1)
-        moments[size, name] = [len(each["windows"]) for each in (found, again)]
-    first, second = moments["1.7b", "drained"]
-    elsewhere = [abs(percent) for key, percent in more.items() if key != ("1.7b", "drained")]
-    return {
-        "lower": up(-min(more.values()), 1),
-        "higher": up(max(more.values()), 1),
-        "first": str(first),
-        "second": str(second),
-        "elsewhere": up(max(elsewhere), 1),
-    }
-
-
-def small_units_of_two_models() -> Figures:
-    """2 x 2 with budgets by two models."""
-    goals = reached_goals(["wide-2x2"])
-    large = {name: found["speedup"] for size, name, found in fine_records("wide-2x2", ["h200"]) if size == "14b"}
-    return {
-        "reached": str(sum(goals.values())),
-        "goals": str(len(goals)),
-        **{name: down(speedup, 2) for name, speedup in large.items()},
-    }
-
-
-def small_units_whole() -> Figures:
-    """The whole drained run of 1.7B under 2 x 2 beside its moments."""
-    run = results("whole-run-qwen3-1.7b-wide-2x2-h200", "whole-run")
-    moments = results("rollout-qwen3-1.7b-drained-wide-2x2-h200", "rollout")
-    estimated = run["tokens"] / moments["sparse_tokens_per_second"]
-    return {
-        "seconds": up(run["seconds"], 1),
-        "estimated": up(estimated, 1),
-        "moments": str(len(moments["windows"])),
-        "of": str(len(moments["windows"]) + len(moments["windows_missing"])),
-        "error": up(100 * (1 - estimated / run["seconds"]), 1),
-    }
-
-
-def small_units_budgets() -> Figures:
-    """By how much the budgets of 1.7B are smaller than the published ones."""
-    return {"ratio": down(results(f"rollout-qwen3-1.7b-steady-{BY_FIVE_MODELS}-h200", "rollout")["budget_ratio"], 2)}
-
-
-def trained_under_pairs() -> Figures:
-    """Runs of tiny-reasoner under units of 2 tokens beside runs on dense rollouts: what they gained, with the interval of
-    the difference over seeds."""
-    lines = results("training-units-2x2-tiny-reasoner-cpu", "claims-predicts-training")["rows"]
-    rows = {line["row"]: line for line in lines}
-    dense, pairs_of = (rows[row]["accuracy_change"]["seeds"] for row in ("dense", "pairs-192"))
-    beyond = less(pairs_of, dense)
-    return {
-        "tail": down(rows["pairs-192"]["worst_bin_q05"]["mean"], 3),
-        "less": up(-beyond.value, 3),
-        "low": bare(down(beyond.low, 3)),
-        "high": bare(up(beyond.high, 3)),
     }
 
 
@@ -413,9 +245,6 @@ PAGES: Mapping[str, Claims] = {
         "and with {tokens} tokens {took} s of an H200": calibration_of_shorter_responses,
     },
     "README.md": {
-        "With units of four tokens in two bits, rollouts of 1.7B to 8B are {slowest} to {fastest} times as "
-        "fast as dense ones, where the published schedules make them {published_slowest} to {published_fastest} "
-        "times as fast in the same calls.": small_units_over_dense,
         "- Rollouts in vLLM are {slowest} to {fastest} times as fast as with stock FlashAttention 3": speedups,
         "would be little faster: our kernels reach {least} to {most} % of its speed by one [estimate](#results), and "
         "{least_fitted} to {most_fitted} % by another.": speedups,
@@ -427,31 +256,6 @@ PAGES: Mapping[str, Claims] = {
         "is attainable, or {least_fitted} to {most_fitted} % of what is attainable by the fitted definition.": speedups,
         "of a 1.7B shape with responses of 12K tokens is {sparse} times as fast,": training_step,
         "copy bandwidth ({rate} TB/s)": copy_bandwidth,
-        "units of 4 tokens in 2 bits make rollouts of 1.7B to 8B {halves_least} to {halves_most} % faster than the "
-        "published schedules in the same records.": small_units,
-        "With these budgets {reached} of the {goals} goals that were measured are reached, and another one, 1.7B drained, "
-        "by {moments} of its 12 moments.": small_units_goals,
-        "8B drained lies {above_8b} % above its goal, and 4B drained {below_4b} % below, which is too near to tell. Of the "
-        "steady sets 1.7B lies {steady_1_7b} % below its goal, 8B {steady_8b} % and 4B {steady_4b} %.": small_units_goals,
-        "4B steady is slower than in the earlier call, {slow} instead of {slow_before} times,": blocks,
-        "the published schedules were {lost_least} to {lost_most} % slower beside dense attention in the steady sets: 1.7B "
-        "{before} instead of {now} times.": blocks,
-        "takes {us_16} us for 89 requests in blocks of 16, and {us_64} us in blocks of 64": blocks,
-        "Attention (*gather*) takes {gather_least} to {gather_most} % of it, and its bytes {bytes_least} to "
-        "{bytes_most} % of that": steady_profiles,
-        "The choice takes another {choice_least} to {choice_most} %, and its bytes a tenth of that.": steady_profiles,
-        "Its speed-ups are at most {lower} % lower and at most {higher} % higher": small_units_again,
-        "of which the two measured {first} and {second} of 12 moments; elsewhere they differ by {elsewhere} % or "
-        "less": small_units_again,
-        "1.7B drained is slower, too, {drained} instead of {drained_before} times": blocks,
-        "With 2 x 2 they reached {reached} of the {goals} goals, and rollouts of 14B were {drained} (drained) and {steady} "
-        "(steady) times as fast as dense ones.": small_units_of_two_models,
-        "It took {seconds} s, where {moments} of {of} moments say {estimated}, {error} % less": small_units_whole,
-        "For 1.7B that is {ratio} times.": small_units_budgets,
-        "had a tail of {tail} in the worst length bin and gained {less} less than on dense rollouts, with an interval of "
-        "the difference from {low} to {high}": trained_under_pairs,
-        "On an H100, 4 x 4 made them {h100_dense_least} to {h100_dense_most} % faster with layers 0 and 1 dense, and "
-        "{h100_wide_least} to {h100_wide_most} % with these two reading four times as much": small_units,
         "which misses single ones by up to {error} %: FlashAttention takes {few_ms} ms for {few_requests} requests of "
         "{few_context}K tokens and {more_ms} ms for {more_requests} of {more_context}K.": fit_of_steps,
         "The index takes {share} % of the KV cache's capacity.": index_share,

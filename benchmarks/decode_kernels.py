@@ -60,9 +60,14 @@ class Case:
 
     @staticmethod
     def build(
-        options: argparse.Namespace, name: str, contexts: np.ndarray, selector: PageMean | QuantizedMean | None = None
+        options: argparse.Namespace,
+        name: str,
+        contexts: np.ndarray,
+        selector: PageMean | QuantizedMean | None = None,
+        room: int = 0,
     ) -> Case:
-        """selector: instead of the one that --unit and --bits say."""
+        """selector: instead of the one that --unit and --bits say.  room: tokens that scores have room for, where no context
+        is so long."""
         device, dtype, batch = options.device, getattr(torch, options.dtype), len(contexts)
         if selector is None:
             sizes = (options.unit, options.unit, 2 * options.unit)
@@ -70,7 +75,7 @@ class Case:
         block = max(options.block, selector.row_tokens)
         columns = -(-contexts // block)
         blocks = int(columns.sum())
-        units = -(-max(int(contexts.max()), getattr(options, "room", 0)) // selector.unit_tokens)
+        units = -(-max(int(contexts.max()), room) // selector.unit_tokens)
         cache = torch.empty(blocks, block, options.heads, 2 * options.dim, dtype=dtype, device=device).normal_()
         keys, values = cache[..., : options.dim], cache[..., options.dim :]
         order = torch.randperm(blocks).int()
@@ -437,7 +442,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     swept: list[dict[str, Any]] = []
     for name, contexts, budgets in cases(options):
-        case = Case.build(options, name, contexts)
+        case = Case.build(options, name, contexts, room=options.room)
         check_case(case)
         if clock is not None:
             rows += case_rows(clock, bandwidth, case)

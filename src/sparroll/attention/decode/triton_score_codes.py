@@ -68,7 +68,8 @@ class ScoreLayout:
         small programs cost; for those of 1 bit two warps are best, for those of 4 bits four. lanes: those for requests.
         With more of them there are only so many programs that no register is spilled, and that all of a tile's loads are
         on their way at once: with too few registers a load waits for the one before it. heads: how many query heads'
-        groups are weighed, too; their queries take registers, and this is not measured."""
+        groups are weighed, too; their queries take registers, and the numbers come from those. More programs were up to a
+        fifth faster on an H200 (LOG.md)."""
         if heads:
             warps = 4 if bits == 4 else 1
             # Warps that run at a time: as many as let no register be spilled for up to 2 and 5 heads.
