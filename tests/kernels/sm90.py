@@ -55,7 +55,7 @@ _POINTERS = {
     **dict.fromkeys(("log_sum", "log_weights", "product", "scores", "heats", "found"), "*fp32"),
     **dict.fromkeys(("block_table", "context_tokens", "kv_budget_tokens", "unit_ids", "pages", "candidates"), "*i32"),
     "peaks": "*i32",
-    **dict.fromkeys(("scored_before", "read_before", "arrivals"), "*i32"),
+    **dict.fromkeys(("scored_before", "read_before", "arrivals", "lists_complete"), "*i32"),
     **dict.fromkeys(("mixed", "unread_mixed", "unread_log_sum", "groups_fp32"), "*fp32"),
     "groups": "*u8",
     "groups_bf16": "*bf16",
@@ -150,9 +150,11 @@ def fine_unit_kernels(dtype: torch.dtype, dim: int, group: int, layouts: bool = 
         "COMPILED": True, "launch_pdl": True,
     }  # fmt: skip
     options = {"num_warps": tile.warps, "num_stages": tile.stages}
-    for with_unread in (False, True):
-        told = "attention after what is not read" if with_unread else "attention"
-        yield told, triton_attend._gather, {**attend, "WITH_UNREAD": with_unread}, options
+    for told, with_unread, announced in (
+        ("attention", False, False), ("attention to announced lists", False, True),
+        ("attention after what is not read", True, True),
+    ):  # fmt: skip
+        yield told, triton_attend._gather, {**attend, "WITH_UNREAD": with_unread, "ANNOUNCED": announced}, options
 
 
 def remainder_kernels(dim: int, group: int) -> Iterator[Kernel]:
@@ -254,7 +256,8 @@ def choice_kernels(full: bool) -> Iterator[Kernel]:
         peak_lanes = layout.peak_lanes(units) if peaked else 0
         constants = {
             **layout.constants(units), "UNIT": 4, "UNITS_PER_BLOCK": 4, "LOADED": 4, "WITH_PAGES": True,
-            "FILL_REST": False, "COMPILED": True, "PEAK_LANES": peak_lanes, "PLANNED": True, "launch_pdl": True,
+            "FILL_REST": False, "COMPILED": True, "PEAK_LANES": peak_lanes, "PLANNED": True, "ANNOUNCED": True,
+            "launch_pdl": True,
         }  # fmt: skip
         others: tuple[dict[str, Any], ...] = ({}, {"LOADED": 1}, {"FILL_REST": True, "WITH_PAGES": False})
         for other in others if full else others[:1]:
@@ -348,28 +351,34 @@ _BRANCH = re.compile(r"^(@\S+)?\s*bra(?:\.uni)?\s+(\$L__BB\w+)")
 
 def before_wait(ptx: str) -> tuple[int, int]:
     """Loads of global memory that a thread can come to before it has waited for the kernel in front of its own; and writes,
-    and ends, since what follows takes that kernel for ended, too. None where the kernel never waits."""
+    and ends, since what follows takes that kernel for ended, too. None where the kernel never waits. A program may read and
+    write once another one has announced what it waits for (an acquire), but not end."""
     if "griddepcontrol.wait" not in ptx:
         return 0, 0
+    loads, writes = (
+        sum(bool(re.search(rf"\b(?:{kinds})", line)) for line in _come_to(ptx, r"griddepcontrol\.wait|\.acquire\."))
+        for kinds in (r"ld\.global", r"st\.global|atom\.|red\.")
+    )
+    ends = sum("ret;" in line for line in _come_to(ptx, r"griddepcontrol\.wait"))
+    return loads, writes + ends
+
+
+def _come_to(ptx: str, until: str) -> list[str]:
+    """Lines that a thread can come to before one of those that it stops at."""
     lines = [line.strip() for line in ptx.splitlines()]
     places = {line.partition(":")[0]: place for place, line in enumerate(lines) if line.startswith("$L__BB")}
     seen: set[int] = set()
     ahead = [0]
     while ahead:
         place = ahead.pop()
-        while place < len(lines) and place not in seen and "griddepcontrol.wait" not in lines[place]:
+        while place < len(lines) and place not in seen and not re.search(until, lines[place]):
             seen.add(place)
             if branch := _BRANCH.match(lines[place]):
                 ahead.append(places[branch[2]])
                 if not branch[1]:
                     break
             place += 1
-    come_to = [lines[place] for place in seen]
-    early, hasty = (
-        sum(bool(re.search(rf"\b(?:{kinds})", line)) for line in come_to)
-        for kinds in (r"ld\.global", r"st\.global|atom\.|red\.|ret;")
-    )
-    return early, hasty
+    return [lines[place] for place in seen]
 
 
 def _lanes(layout: str, layouts: dict[str, str]) -> list[list[int]]:

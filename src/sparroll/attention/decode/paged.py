@@ -227,6 +227,7 @@ def choose_units(
     fill_rest: bool = True,
     peaks_RHK: Tensor | None = None,
     planned: bool = False,
+    workspace: StepWorkspace | None = None,
 ) -> None:
     """Write the best units of each (request, head) into unit_ids_RHN (int32), in ascending order, with -1 after them.
 
@@ -236,6 +237,7 @@ def choose_units(
     units_per_block + u % units_per_block, with -1 after them. `fill_rest=False` leaves the entries after them as they
     are, for readers that know the budgets. `peaks_RHK`: what `score_units` wrote with these scores. With it the kernel
     reads fewer of them, and chooses the same. `planned`: `plan_step` was called with the same contexts and budgets.
+    `workspace`: where the kernel announces each list that is complete, for `paged_decode(announced=True)`.
     """
     requests, heads, _ = scores_RHU.shape
     _shapes(
@@ -246,6 +248,9 @@ def choose_units(
     _dtype("scores_RHU", scores_RHU, torch.float32)
     _dtype("unit_ids_RHN", unit_ids_RHN, torch.int32)
     _contiguous_rows(scores_RHU=scores_RHU, unit_ids_RHN=unit_ids_RHN)
+    if workspace is not None:
+        check_fits(workspace, requests)
+        _shapes(listed_RH=(workspace.listed_RH, (len(workspace.listed_RH), heads)))
     if peaks_RHK is not None:
         _peaks(peaks_RHK, scores_RHU)
     if pages_RHN is not None:
@@ -259,7 +264,7 @@ def choose_units(
         _contiguous_rows(pages_RHN=pages_RHN, block_table_RM=block_table_RM)
     _operation(impl, "choose_units", scores_RHU)(
         scores_RHU, context_tokens_R, kv_budget_tokens_R, selector, unit_ids_RHN, pages_RHN, block_table_RM,
-        units_per_block or 1, fill_rest, peaks_RHK, planned,
+        units_per_block or 1, fill_rest, peaks_RHK, planned, workspace,
     )  # fmt: skip
 
 
@@ -282,6 +287,7 @@ def paged_decode(
     index_PSHW: Tensor | None = None,
     groups_PSHV: Tensor | None = None,
     log_weights_RHGN: Tensor | None = None,
+    announced: bool = False,
 ) -> None:
     """Write the attention of one new token per request into out_RHGD: softmax over exactly the tokens of the chosen
     units, and with a remainder over the groups of the others (remainder_reference.py), whose index and rows are then
@@ -292,7 +298,9 @@ def paged_decode(
     order, which the kernel relies on. Entries past the budget are not looked at, filled or not. With `pages_RHN`, the
     block table is not read. `planned`: `plan_step` was called with the same contexts and budgets. `log_weights_RHGN`: what
     `score_units` wrote with the same budgets; "triton" needs it where that kernel weighs groups, with a place for every
-    group of the longest context, and the reference does not look at it.
+    group of the longest context, and the reference does not look at it. `announced`: `choose_units` was called with this
+    workspace right before, so that the kernel may read each list as soon as it is complete; the reference does not look
+    at it, either.
     """
     requests, heads, group, dim = query_RHGD.shape
     blocks, block_tokens = keys_PBHD.shape[:2]
@@ -313,6 +321,10 @@ def paged_decode(
         query_RHGD=query_RHGD, keys_PBHD=keys_PBHD, values_PBHD=values_PBHD, block_table_RM=block_table_RM,
         unit_ids_RHN=unit_ids_RHN, out_RHGD=out_RHGD,
     )  # fmt: skip
+    if announced and not planned:
+        raise UserError(
+            "lists that are announced need a plan that was made before them", "plan_step(...), planned=True"
+        )
     if pages_RHN is not None:
         _shapes(pages_RHN=(pages_RHN, tuple(unit_ids_RHN.shape)))
         _dtype("pages_RHN", pages_RHN, torch.int32)
@@ -334,7 +346,7 @@ def paged_decode(
             check_unread_parts(workspace, requests * heads, selector)
     _operation(impl, "paged_decode", query_RHGD)(
         query_RHGD, keys_PBHD, values_PBHD, block_table_RM, unit_ids_RHN, context_tokens_R, kv_budget_tokens_R, selector,
-        scale, out_RHGD, workspace, pages_RHN, planned, index_PSHW, groups_PSHV, log_weights_RHGN,
+        scale, out_RHGD, workspace, pages_RHN, planned, index_PSHW, groups_PSHV, log_weights_RHGN, announced,
     )  # fmt: skip
 
 

@@ -105,8 +105,9 @@ def choose_units(
     fill_rest: bool = True,
     peaks_RHK: Tensor | None = None,
     planned: bool = False,
+    workspace: Any = None,
 ) -> None:
-    """See paged.choose_units."""
+    """See paged.choose_units. It announces nothing."""
     unit, units, most = selector.unit_tokens, scores_RHU.shape[2], unit_ids_RHN.shape[2]
     ids_U = torch.arange(units, device=scores_RHU.device)
     units_R = (context_tokens_R + unit - 1) // unit
@@ -141,6 +142,7 @@ def paged_decode(
     index_PSHW: Tensor | None = None,
     groups_PSHV: Tensor | None = None,
     log_weights_RHGN: Tensor | None = None,
+    announced: bool = False,
 ) -> None:
     """See paged.paged_decode. Workspace, pages and plan save kernels some work; they are not used here."""
     unit = selector.unit_tokens

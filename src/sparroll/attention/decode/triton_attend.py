@@ -14,7 +14,12 @@ import triton.language as tl
 from torch import Tensor
 
 from sparroll.attention.decode.remainder import triton_remainder, triton_unread
-from sparroll.attention.decode.triton_launch import let_next_begin, overlapping, wait_for_previous
+from sparroll.attention.decode.triton_launch import (
+    let_next_begin,
+    overlapping,
+    wait_for_previous,
+    wait_until_announced,
+)
 from sparroll.attention.decode.triton_work_split import (
     by_request,
     number_of,
@@ -49,6 +54,7 @@ def paged_decode(
     index_PSHW: Tensor | None,
     groups_PSHV: Tensor | None,
     log_weights_RHGN: Tensor | None,
+    announced: bool,
 ) -> None:
     """See paged.paged_decode."""
     requests, heads, group, dim = query_RHGD.shape
@@ -82,6 +88,7 @@ def paged_decode(
         kv_budget_tokens_R,
         workspace.read_before_R,
         workspace.arrivals_X,
+        workspace.listed_RH,
         out_RHGD,
         workspace.mixed_XGD,
         workspace.log_sum_XG,
@@ -98,6 +105,7 @@ def paged_decode(
         unit_ids_RHN.shape[2],
         requests,
         unread_parts,
+        workspace.running,
         UNIT_SHIFT=unit.bit_length() - 1,
         UNITS_PER_BLOCK=per_block,
         HEADS=heads,
@@ -112,6 +120,7 @@ def paged_decode(
         ALIKE=keys_PBHD.stride() == values_PBHD.stride(),
         COMPILED=query_RHGD.is_cuda and torch.version.hip is None,
         WITH_UNREAD=unread_parts > 0,
+        ANNOUNCED=announced,
         num_warps=tile.warps,
         num_stages=tile.stages,
         **overlapping(query_RHGD),
@@ -131,6 +140,7 @@ def _gather(
     kv_budget_tokens,
     read_before,
     arrivals,
+    lists_complete,
     out,
     mixed,
     log_sum,
@@ -157,6 +167,7 @@ def _gather(
     most_units,
     requests,
     unread_parts,
+    running,
     UNIT_SHIFT: tl.constexpr,
     UNITS_PER_BLOCK: tl.constexpr,
     HEADS: tl.constexpr,
@@ -171,6 +182,7 @@ def _gather(
     ALIKE: tl.constexpr,
     COMPILED: tl.constexpr,
     WITH_UNREAD: tl.constexpr,
+    ANNOUNCED: tl.constexpr,
     launch_pdl: tl.constexpr = False,
 ):
     """UNIT_SHIFT: logarithm of a unit's tokens.  ALIKE: keys and values have the same strides.  unread_parts: those in
@@ -182,6 +194,9 @@ def _gather(
     budgets_R = by_request(kv_budget_tokens, requests, LANES_R)
     share = tl.load(read_before + requests + 1)
     at, end = stretch(ends_R, HEADS, share)
+    # Its first list may still be made when it begins; later lists are complete by then, and so are those of programs that
+    # had to wait for room.
+    first_at = tl.where(tl.program_id(0) < running, at, -1)
     member = tl.arange(0, LANES_G)
     channel = tl.arange(0, LANES_D)
     in_group = (member < G)[:, None] & (channel < D)[None, :]
@@ -202,7 +217,14 @@ def _gather(
         table_row = block_table + request * table_per_request
         query_rows = query + request * query_per_request + head * query_per_head
         last_id = ids_row + tl.maximum(chosen_units - 1, 0)
-        wait_for_previous(launch_pdl)
+        list_complete = lists_complete + request * HEADS + head
+        if ANNOUNCED and not WITH_UNREAD:
+            if at == first_at:
+                wait_until_announced(list_complete, launch_pdl)
+            else:
+                wait_for_previous(launch_pdl)
+        else:
+            wait_for_previous(launch_pdl)
         if COMPILED:
             # ptxas loads the query when the first pages are there, and the first keys wait for it: it is in L2 by then.
             piece = tl.arange(0, 8)[None, :] * (LANES_D // 8)
@@ -284,6 +306,8 @@ def _gather(
                 mix.to(out.dtype.element_ty),
                 mask=in_group,
             )
+            if ANNOUNCED:
+                tl.store(list_complete, 0)
         else:
             # A program cuts at most two pairs: the one that it goes on with, and the one that it begins.
             part = (2 * tl.program_id(0) + (first_tile == 0).to(tl.int32)).to(tl.int64)
@@ -298,6 +322,8 @@ def _gather(
             if tl.atomic_add(arrivals + first, 1, sem="acq_rel") == parts - 1:
                 _add_up(mixed, log_sum, first, parts, target, out_per_member, channel, G, D, ADDED_G, LANES_D)
                 tl.store(arrivals + first, 0)
+                if ANNOUNCED:
+                    tl.store(list_complete, 0)
         at = begins + planned
     wait_for_previous(launch_pdl)
     # A request that reads nothing, as padding rows do, is in nobody's stretch.

@@ -5,7 +5,9 @@ A kernel that is launched with `**overlapping(...)` calls `let_next_begin`, and 
 at least once, before it writes, and before it reads what kernels of its layer write. Then every kernel after it,
 overlapping or not, also runs after everything before it. Before that it may read what a step's plan is made of, and the
 plan (contexts, budgets, block tables): `plan_step` ends with a kernel that does not overlap, so that these are complete
-before any kernel of a layer begins.
+before any kernel of a layer begins. A kernel may also read what the one before it has announced (`announce`,
+`wait_until_announced`), while other programs of that one still run. All of these have begun by then, so that none waits
+for a program which has no room.
 
 Numbers that change from step to step are kept out of Triton's specialization (`do_not_specialize`): a batch whose size
 happens to be a multiple of 16 would otherwise wait for a compiler in the middle of serving.
@@ -20,6 +22,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+_TRIES = tl.constexpr(256)
+"""To see something announced; each takes most of a microsecond."""
 
 
 def overlapping(tensor: Tensor) -> dict[str, Any]:
@@ -54,3 +59,25 @@ def after_previous(launch_pdl: tl.constexpr):
     """Both at once, of a kernel that can do nothing before."""
     let_next_begin(launch_pdl)
     wait_for_previous(launch_pdl)
+
+
+@triton.jit
+@no_type_check
+def announce(flag):
+    """Say that everything is complete which this program has written so far. `flag` is 0."""
+    # All threads have written before one of them says so.
+    tl.debug_barrier()
+    tl.atomic_xchg(flag, 1, sem="release")
+
+
+@triton.jit
+@no_type_check
+def wait_until_announced(flag, launch_pdl: tl.constexpr):
+    """Wait for a program of the previous kernel. Where it announces nothing in time, for that kernel."""
+    tries = 0
+    while tries < _TRIES:
+        tries += 1
+        if tl.atomic_add(flag, 0, sem="acquire") != 0:
+            tries = 2 * _TRIES
+    if tries == _TRIES:
+        wait_for_previous(launch_pdl)

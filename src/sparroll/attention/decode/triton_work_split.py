@@ -88,6 +88,7 @@ def _launch(
         )
         # Not in the kernel above: after a kernel that does not overlap, the next one may read the plan at once.
         workspace.arrivals_X.zero_()
+        workspace.listed_RH.zero_()
 
 
 @triton.jit(do_not_specialize=["budget_stride", "read_stride", "scored_stride", "requests", "sharing", "programs"])

@@ -102,6 +102,9 @@ class StepWorkspace:
     arrivals_X: Tensor
     """int32: how many parts of the pair that begins in each program are ready. 0 between kernels; a plan sees to it anew,
     because an engine's sleep may have discarded what is here."""
+    listed_RH: Tensor
+    """[most requests, kv heads] int32: 1 where a list of chosen units is complete that nobody has read yet. 0 between
+    layers, as `arrivals_X` is between kernels."""
 
     @staticmethod
     def allocate(
@@ -167,6 +170,7 @@ class StepWorkspace:
             floats(unread_parts, group, dim),
             floats(unread_parts, group),
             integers(most_programs),
+            integers(max_requests * kv_heads).view(max_requests, kv_heads),
         )
 
     def own_programs(self, requests: int) -> Literal["several", "one"] | None:

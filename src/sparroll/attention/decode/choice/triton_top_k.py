@@ -19,7 +19,7 @@ for all of them. Where the shape of the scores leaves only the first one open, t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import no_type_check
+from typing import TYPE_CHECKING, no_type_check
 
 import torch
 import triton
@@ -37,9 +37,12 @@ from sparroll.attention.decode.choice.triton_threshold import (
     ordered_bits,
     searched,
 )
-from sparroll.attention.decode.triton_launch import let_next_begin, overlapping, wait_for_previous
+from sparroll.attention.decode.triton_launch import announce, let_next_begin, overlapping, wait_for_previous
 from sparroll.attention.decode.workspace import PEAK_UNITS
 from sparroll.attention.selectors.base import Selector
+
+if TYPE_CHECKING:
+    from sparroll.attention.decode.workspace import StepWorkspace
 
 LEAST_LANES = 256
 MANY_PAIRS = 396
@@ -105,6 +108,7 @@ def choose_units(
     fill_rest: bool = True,
     peaks_RHK: Tensor | None = None,
     planned: bool = False,
+    workspace: StepWorkspace | None = None,
     layout: ChoiceLayout | None = None,
 ) -> None:
     """See paged.choose_units. `layout` is for measurements and tests."""
@@ -130,6 +134,7 @@ def choose_units(
         pages,
         block_table,
         candidates if room else unit_ids_RHN,
+        unit_ids_RHN if workspace is None else workspace.listed_RH,
         *scores_RHU.stride()[:2],
         *peaks.stride()[:2],
         *unit_ids_RHN.stride()[:2],
@@ -145,6 +150,7 @@ def choose_units(
         COMPILED=scores_RHU.is_cuda,
         PEAK_LANES=peak_lanes,
         PLANNED=planned,
+        ANNOUNCED=workspace is not None,
         **constants,
         **layout.options(units, peak_lanes > 0),
         **overlapping(scores_RHU),
@@ -162,6 +168,7 @@ def _choose(
     pages,
     block_table,
     candidates,
+    lists_complete,
     scores_per_request,
     scores_per_head,
     peaks_per_request,
@@ -185,6 +192,7 @@ def _choose(
     COMPILED: tl.constexpr,
     PEAK_LANES: tl.constexpr,
     PLANNED: tl.constexpr,
+    ANNOUNCED: tl.constexpr,
     launch_pdl: tl.constexpr = False,
 ):
     let_next_begin(launch_pdl)
@@ -263,6 +271,10 @@ def _choose(
             tl.store(ids_row + spare, nothing, mask=spare < most)
             if WITH_PAGES:
                 tl.store(pages_row + spare, nothing, mask=spare < most)
+    # Nobody reads an empty list.
+    if ANNOUNCED:  # noqa: SIM102
+        if wanted > 0:
+            announce(lists_complete + request * tl.num_programs(0) + head)
 
 
 @triton.jit

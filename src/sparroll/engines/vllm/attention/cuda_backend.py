@@ -379,6 +379,8 @@ class SparseImpl(SparseLayer, FlashAttentionImpl):
             fill_rest=STATE.attention != "triton",
             peaks_RHK=peaks_RHK,
             planned=True,
+            # It reads each list as soon as that is complete.
+            workspace=shared if STATE.attention == "triton" else None,
         )
         if STATE.attention == "fa3_pages":
             self._attend_pages(query_RHGD, keys_PBHD, values_PBHD, work, out_RHGD)
@@ -401,6 +403,7 @@ class SparseImpl(SparseLayer, FlashAttentionImpl):
             index_PSHW=index_PSHW,
             groups_PSHV=groups_PSHV,
             log_weights_RHGN=log_weights_RHGN,
+            announced=True,
         )
 
     def _attend_pages(

@@ -1,0 +1,138 @@
+"""Attention that begins while lists are still made: it reads what it would read after them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from paged_caches import (
+    DEVICE,
+    ODD_CONTEXTS,
+    SHORT_CONTEXTS,
+    PagedCache,
+    assert_attends,
+    budgets_of,
+    paged_cache,
+    units_wanted,
+)
+from sparroll.attention.decode import paged
+from sparroll.attention.decode.workspace import StepWorkspace
+from sparroll.attention.selectors import QuantizedMean
+from sparroll.errors import UserError
+
+pytest.importorskip("triton", reason="triton runs on Linux only")
+
+
+class Step:
+    """Choice and attention of a layer, in a workspace full of rubbish with a plan."""
+
+    def __init__(self, cache: PagedCache, programs: int | None = None, budgets_R: Tensor | None = None) -> None:
+        self.cache, self.budgets_R = cache, budgets_of(cache) if budgets_R is None else budgets_R
+        self.workspace = cache.workspace(programs)
+        lists = (*cache.query_RHGD.shape[:2], units_wanted(cache, self.budgets_R) + 3)
+        self.ids, self.pages = (torch.full(lists, 1 << 20, dtype=torch.int32, device=DEVICE) for _ in range(2))
+        self.out = torch.full_like(cache.query_RHGD, torch.nan)
+        paged.plan_step(cache.context_tokens_R, self.budgets_R, cache.selector, lists[2], self.workspace)
+
+    def choose(self, scores: Tensor, workspace: StepWorkspace | None) -> None:
+        cache = self.cache
+        paged.choose_units(
+            scores, cache.context_tokens_R, self.budgets_R, cache.selector, self.ids, "triton", pages_RHN=self.pages,
+            block_table_RM=cache.block_table_RM, units_per_block=cache.index_PSHW.shape[1], fill_rest=False,
+            planned=True, workspace=workspace,
+        )  # fmt: skip
+
+    def attend(self, announced: bool, planned: bool = True) -> None:
+        cache = self.cache
+        paged.paged_decode(
+            cache.query_RHGD, cache.keys_PBHD, cache.values_PBHD, cache.block_table_RM, self.ids, cache.context_tokens_R,
+            self.budgets_R, cache.selector, cache.scale, self.out, self.workspace, "triton", pages_RHN=self.pages,
+            planned=planned, announced=announced,
+        )  # fmt: skip
+
+    @property
+    def reads_R(self) -> Tensor:
+        return torch.minimum(self.budgets_R, self.cache.context_tokens_R) > 0
+
+
+@pytest.mark.parametrize("programs", [None, 2, 7, 40, 600])
+@pytest.mark.parametrize(("contexts", "unit"), [(ODD_CONTEXTS, 16), (SHORT_CONTEXTS, 4)], ids=["odd", "short"])
+def test_lists_are_announced_once_complete_and_taken_back_once_read(
+    contexts: list[int], unit: int, programs: int | None
+) -> None:
+    cache = paged_cache(contexts, unit).index_written()
+    scores = cache.scores("triton")
+    step, after = Step(cache, programs), Step(cache, programs)
+    after.choose(scores, None), after.attend(announced=False)
+    assert not after.workspace.listed_RH.any()
+    for _ in range(2):
+        step.out.fill_(torch.nan), step.ids.fill_(1 << 20), step.pages.fill_(1 << 20)
+        step.choose(scores, step.workspace)
+        assert torch.equal(step.workspace.listed_RH != 0, step.reads_R[:, None].expand(-1, cache.query_RHGD.shape[1]))
+        step.attend(announced=True)
+        assert torch.equal(step.out, after.out)
+        assert not step.workspace.listed_RH.any()
+
+
+def test_lists_that_nobody_announces_are_read_once_the_choice_ends() -> None:
+    cache = paged_cache([100, 0, 17], 4).index_written()
+    step = Step(cache, 2)
+    step.choose(cache.scores("triton"), None)
+    step.attend(announced=True)
+    ids, _ = cache.chosen(cache.scores("reference"), step.budgets_R, step.ids.shape[2], "reference")
+    assert_attends(cache, ids, step.out)
+
+
+def test_announced_lists_need_a_plan_that_is_older_and_a_workspace_for_the_same_heads() -> None:
+    cache = paged_cache([100, 17], 4).index_written()
+    scores = cache.scores("triton")
+    step = Step(cache, 2)
+    step.choose(scores, step.workspace)
+    with pytest.raises(UserError, match="need a plan that was made before them"):
+        step.attend(announced=True, planned=False)
+    with pytest.raises(UserError, match="listed_RH must have shape"):
+        step.choose(scores, paged_cache([100, 17], 4, heads=3).workspace())
+    with pytest.raises(UserError, match="the workspace is for 1 requests"):
+        step.choose(scores, paged_cache([100], 4).workspace())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("requests", [9, 67, 89])
+def test_attention_that_overlaps_reads_no_list_of_before(requests: int) -> None:
+    """Scores of two kinds by turns, with more lists than programs that make them at a time: a list that was read too early
+    would be the other one."""
+    torch.manual_seed(0)
+    selector = QuantizedMean(4, 16, 32, 2)
+    contexts_R = torch.randint(9_000, 40_000, (requests,), dtype=torch.int32, device=DEVICE)
+    # Requests share blocks: that saves memory, and makes no difference to the kernels.
+    table = torch.randint(0, 4096, (requests, 640), dtype=torch.int32, device=DEVICE)
+    keys, values = torch.randn(4096, 64, 8, 256, dtype=torch.bfloat16, device=DEVICE).split(128, dim=-1)
+    query = torch.randn(requests, 8, 2, 128, dtype=torch.bfloat16, device=DEVICE)
+    index = torch.empty(4096, 16, 8, selector.index_width(128), dtype=selector.index_dtype, device=DEVICE)
+    cache = PagedCache(selector, contexts_R.tolist(), query, keys, values, index, table, contexts_R, keys, values)
+    step = Step(cache, None, torch.randint(400, 900, (requests,), dtype=torch.int32, device=DEVICE))
+    kinds = [torch.rand(requests, 8, 10_240, device=DEVICE) for _ in range(2)]
+    expected = []
+    for scores in kinds:
+        step.choose(scores, None), step.attend(announced=False)
+        expected.append(step.out.clone())
+
+    def layers() -> None:
+        for scores, out in zip(kinds, outs, strict=True):
+            step.choose(scores, step.workspace), step.attend(announced=True)
+            out.copy_(step.out)
+
+    outs = [torch.full_like(step.out, torch.nan) for _ in kinds]
+    layers()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        layers()
+    for _ in range(50):
+        for out in outs:
+            out.fill_(torch.nan)
+        graph.replay()
+        for out, right in zip(outs, expected, strict=True):
+            assert torch.equal(out, right)
+        assert not step.workspace.listed_RH.any()
