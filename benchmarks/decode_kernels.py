@@ -32,7 +32,7 @@ from sparroll import records
 from sparroll.attention.decode import paged
 from sparroll.attention.decode.choice import triton_top_k
 from sparroll.attention.decode.choice.triton_top_k import ChoiceLayout
-from sparroll.attention.decode.workspace import StepWorkspace, Tile, log_weights_for, peaks_for
+from sparroll.attention.decode.workspace import StepWorkspace, Tile, log_weights_for, peaks_for, peaks_read
 from sparroll.attention.selectors import PageMean, QuantizedMean
 from sparroll.schedule import Schedule
 
@@ -101,7 +101,7 @@ class Case:
             StepWorkspace.allocate(
                 batch, options.group, options.dim, dtype, selector, device, kv_heads=options.heads
             ),
-            peaks_for(selector, batch, options.heads, units, device),
+            peaks_read(peaks_for(selector, batch, options.heads, units, device), batch, units),
             log_weights_for(selector, batch, options.heads, options.group, units, device),
         )  # fmt: skip
 
@@ -170,20 +170,21 @@ class Choice:
             case.block_table_RM, case.index_PSHW.shape[1], peaks_RHK=case.peaks_RHK, planned=True, layout=layout,
         )  # fmt: skip
 
-    def choose(self, impl: str = "triton") -> None:
+    def choose(self, impl: str = "triton", announce: bool = False) -> None:
         paged.choose_units(
             self.case.scores_RHU, self.case.context_tokens_R, self.budgets_R, self.case.selector, self.unit_ids_RHN, impl,
             pages_RHN=self.pages_RHN, block_table_RM=self.case.block_table_RM,
             units_per_block=self.case.index_PSHW.shape[1], peaks_RHK=self.case.peaks_RHK, planned=True,
+            workspace=self.case.workspace if announce else None,
         )  # fmt: skip
 
-    def attend(self, impl: str = "triton") -> None:
+    def attend(self, impl: str = "triton", announced: bool = False) -> None:
         case = self.case
         paged.paged_decode(
             case.query_RHGD, case.keys_PBHD, case.values_PBHD, case.block_table_RM, self.unit_ids_RHN,
             case.context_tokens_R, self.budgets_R, case.selector, case.query_RHGD.shape[-1] ** -0.5, self.out_RHGD,
             case.workspace, impl, pages_RHN=self.pages_RHN, planned=True, index_PSHW=case.index_PSHW,
-            groups_PSHV=case.groups_PSHV, log_weights_RHGN=case.log_weights_RHGN,
+            groups_PSHV=case.groups_PSHV, log_weights_RHGN=case.log_weights_RHGN, announced=announced,
         )  # fmt: skip
 
     def plan(self) -> None:
@@ -197,7 +198,8 @@ class Choice:
         self.case.score(budgets_R=self.budgets_R), self.choose()
 
     def layer(self) -> None:
-        self.select(), self.attend()
+        """As in engines, attention begins while lists are still made."""
+        self.case.score(budgets_R=self.budgets_R), self.choose(announce=True), self.attend(announced=True)
 
     def torch_top_k(self) -> None:
         self.case.scores_RHU.topk(self.unit_ids_RHN.shape[2], dim=-1, sorted=False)
@@ -245,6 +247,10 @@ def check_choice(choice: Choice) -> None:
             "choice differs"
         )
     check_attention(choice)
+    alone = choice.out_RHGD.clone()
+    choice.out_RHGD.fill_(torch.nan)
+    choice.layer()
+    assert torch.equal(choice.out_RHGD, alone), "attention that begins early differs"
 
 
 def check_attention(choice: Choice) -> None:

@@ -42,7 +42,13 @@ from sparroll.attention.decode import (
 from sparroll.attention.decode.choice import triton_top_k
 from sparroll.attention.decode.layers_apart import ALIGNED_BYTES
 from sparroll.attention.decode.remainder import triton_remainder, triton_unread
-from sparroll.attention.decode.workspace import SCORED_TILE_BYTES, Tile, default_scored_tile, unread_tile_units
+from sparroll.attention.decode.workspace import (
+    MANY_PAIRS,
+    SCORED_TILE_BYTES,
+    Tile,
+    default_scored_tile,
+    unread_tile_units,
+)
 from sparroll.attention.masked import triton_backward, triton_forward, triton_unit_choice, triton_unit_lists
 from sparroll.attention.masked.triton_tiles import Layout, MaskedTile
 from sparroll.attention.selectors import QuantizedMean, Remainder, quantized_mean
@@ -246,13 +252,13 @@ def page_mean_kernels(dim: int, group: int) -> Iterator[Kernel]:
 CHOICES = {"few lanes": 1024, "lanes": 2048, "twice the lanes": 4096, "many units": 40_960}
 """A number of units for each layout that the host can choose; fewer lanes are like few."""
 PEAKED_CHOICES = {"peaks": 16_384, "twice the peaks": 32_768}
-MANY_PAIRS_CHOICES = {"twice the lanes, many pairs": 4096, "peaks, many pairs": 10_240}
+MANY_PAIRS_CHOICES = {"twice the lanes, many pairs": 4096, "by sample, many pairs": 10_240}
 
 
 def choice_kernels(full: bool) -> Iterator[Kernel]:
     for name, units in (CHOICES | PEAKED_CHOICES | MANY_PAIRS_CHOICES).items():
-        peaked, pairs = "peaks" in name, 1 + triton_top_k.MANY_PAIRS * (name in MANY_PAIRS_CHOICES)
-        layout = triton_top_k.ChoiceLayout.default(units, pairs, peaked)
+        peaked, pairs = "peaks" in name, 1 + MANY_PAIRS * (name in MANY_PAIRS_CHOICES)
+        layout = triton_top_k.ChoiceLayout.default(units, pairs)
         peak_lanes = layout.peak_lanes(units) if peaked else 0
         constants = {
             **layout.constants(units), "UNIT": 4, "UNITS_PER_BLOCK": 4, "LOADED": 4, "WITH_PAGES": True,

@@ -49,9 +49,11 @@ def compiled(which: str, cache: Path) -> list[str]:
     lines = run.stdout.splitlines()
     assert all("REG:" in line for line in lines), run.stdout
     spilled = {line: int(line.partition(" STACK:")[2].partition(" ")[0]) for line in lines}
-    # Bytes of a few registers, in layouts that were faster so than with fewer programs at a time.
-    most = {line: 16 if ", many pairs:" in line else 0 for line in lines}
-    assert all(spilled[line] <= most[line] for line in lines), f"registers spill: {run.stdout}"
+    # In layouts that were faster so than with fewer programs at a time: bytes of a few registers, and of more where twice as
+    # many candidates are listed as there are lanes, which is seldom.
+    most = {"twice the lanes, many pairs": 16, "by sample, many pairs": 160}
+    allowed = {line: most.get(line.split(":")[1].removeprefix(" choice, "), 0) for line in lines}
+    assert all(spilled[line] <= allowed[line] for line in lines), f"registers spill: {run.stdout}"
     hasty = [line for line in lines if " HASTY:0 " not in line]
     assert not hasty, f"writes while the kernel before it still runs: {hasty}"
     split = [line for line in lines if not line.endswith(" SPLIT:0")]
@@ -76,12 +78,12 @@ def test_the_choice_of_units_compiles_in_every_layout_that_the_host_can_choose(t
         ["triton_top_k._choose", f" choice, {layout}"]
         for layout in (
             "few lanes", "lanes", "twice the lanes", "many units", "peaks", "twice the peaks",
-            "twice the lanes, many pairs", "peaks, many pairs",
+            "twice the lanes, many pairs", "by sample, many pairs",
         )
     ]  # fmt: skip
     # Of each layout, as many as there are where no load of scores is cut into single ones.
     wide = [int(line.partition(" WIDE:")[2].partition(" ")[0]) for line in lines]
-    assert wide == [2, 2, 6, 64, 42, 42, 12, 56], f"scores are loaded one by one: {lines}"
+    assert wide == [2, 2, 6, 64, 42, 42, 12, 29], f"scores are loaded one by one: {lines}"
     # A request's context and its budget.
     assert all(" EARLY:2 " in line for line in lines)
 
@@ -118,4 +120,6 @@ def test_what_a_thread_can_come_to_before_it_waits_is_found_wherever_it_stands()
     assert before_wait(kernel) == (1, 0), "the write stands before the wait, and is only come to behind it"
     assert before_wait(kernel.replace("LAST", "@%p2 bra $L__BB0_1;")) == (1, 2), "it writes and ends"
     assert before_wait(kernel.replace("LAST", "atom.global.add.u32 %r2, [ %rd3 ], 1;")) == (1, 1)
+    told = "atom.global.gpu.acquire.add.u32 %r2, [ %rd3 ], 0;\n@%p2 bra $L__BB0_1;"
+    assert before_wait(kernel.replace("LAST", told)) == (1, 1), "it may write what it was told that it may, and not end"
     assert before_wait("st.global.b32 [ %rd2 + 0 ], { %r1 };") == (0, 0)

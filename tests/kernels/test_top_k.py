@@ -3,6 +3,7 @@ else interpreted, in layouts so small that each way is taken by few units."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from paged_caches import DEVICE
 from sparroll.attention.decode import paged, paged_reference
-from sparroll.attention.decode.workspace import PEAK_UNITS, PEAKED_UNITS, peaks_for
+from sparroll.attention.decode.workspace import PEAK_UNITS, PEAKED_UNITS, peaks_for, peaks_read
 from sparroll.attention.selectors import PageMean, QuantizedMean
 
 pytest.importorskip("triton", reason="triton runs on Linux only")
@@ -163,6 +164,58 @@ def test_the_ways_that_peaks_leave_open(
                 assert_same(scores, [units], [wanted], LAYOUT, peaks=True)
 
 
+SAMPLED = {"warps": 1, "lanes": 128, "rows": 4, "sampled": True}
+"""Up to 128 units have a lane each; of more, 32 scores are a sample, and there is room for 256 candidates."""
+
+
+@pytest.mark.parametrize("wanted", [1, 33, 100, 150, 300, None])
+@pytest.mark.parametrize("units", [255, 1021])
+def test_the_choice_by_a_sample_is_the_same(units: int, wanted: int | None) -> None:
+    assert_same(*requests_of_every_kind(units, None if wanted == units else wanted, lengths=11), SAMPLED)
+
+
+def test_by_a_sample_requests_of_one_batch_take_different_ways() -> None:
+    lengths = [2047, 1025, 1024, 513, 512, 257, 129, 128, 127, 8, 1, 0]
+    scores = torch.randn(len(lengths), 2, 2047, generator=torch.Generator().manual_seed(0))
+    for wanted in ([64] * 12, [900, 300, 100, 33, 1, 256, 128, 64, 9, 2, 1, 1]):
+        for each in (scores, scores.cumsum(-1)):
+            assert_same(each, lengths, wanted, SAMPLED)
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="the interpreted kernel is counted")
+@pytest.mark.parametrize(
+    ("better", "wanted", "lists", "bounds"),
+    [
+        (0.0, 100, 1, False),
+        (0.0, 1000, 1, True),
+        (1.3, 300, 2, False),
+        (9.0, 400, 3, True),
+        (-9.0, 400, 1, True),
+        (math.nan, 100, 1, True),
+    ],
+    ids=["like all", "more than there is room for", "a little better", "better", "worse", "all equal"],
+)
+def test_a_sample_that_deceives_costs_time_alone(
+    monkeypatch: pytest.MonkeyPatch, better: float, wanted: int, lists: int, bounds: bool
+) -> None:
+    """better: by how much the scores of the sample are better than others; NaN where all are equal."""
+    from sparroll.attention.decode.choice import triton_sampled_choice
+
+    scores, called = torch.randn(4096, generator=torch.Generator().manual_seed(0)), []
+    scores = (scores + better * (torch.arange(4096) // 4 % 32 == 0)).nan_to_num(0.0)
+    if math.isnan(better):
+        scores.zero_()
+
+    def count(name: str) -> None:
+        kernel = getattr(triton_sampled_choice, name)
+        monkeypatch.setattr(triton_sampled_choice, name, lambda *given: (called.append(name), kernel(*given))[1])
+
+    for name in ("_list_reaching", "choose_between_bounds"):
+        count(name)
+    assert_same(scores[None, None], [4096], [wanted], {**SAMPLED, "lanes": 512})
+    assert called == ["_list_reaching"] * lists + ["choose_between_bounds"] * bounds
+
+
 @pytest.mark.parametrize("wanted", [64, 128, 129, 281, 500])
 def test_with_peaks_no_more_are_wanted_of_candidates_than_these_have_lanes(wanted: int) -> None:
     """A layout with many lanes and one warp, which has fewer lanes to make candidates with."""
@@ -181,6 +234,19 @@ def test_peaks_are_kept_where_they_spare_time() -> None:
     ]  # fmt: skip
     assert peaks_for(pairs, 2, 3, 8193, "cpu").shape == (2, 3, 1025)
     assert peaks_for(large, 2, 3, 9000, "cpu") is peaks_for(SELECTOR, 2, 3, 9000, "cpu") is None
+
+
+def test_a_batch_that_chooses_by_a_sample_reads_no_peaks() -> None:
+    from sparroll.attention.decode.choice.triton_top_k import ChoiceLayout
+
+    pairs = QuantizedMean(2, 16, 32, 2)
+    for units in (8193, 10_240, 10_241):
+        peaks = peaks_for(pairs, 60, 8, units, "cpu")
+        for requests in (1, 49, 50, 60):
+            read = peaks_read(peaks, requests, units)
+            assert (read is not None) == bool(ChoiceLayout.default(units, requests * 8).peak_lanes(units))
+            assert read is None or len(read) == requests
+    assert peaks_read(None, 1, 9000) is None
 
 
 @pytest.mark.parametrize("wanted", [1, 33, 100, None])
@@ -298,8 +364,8 @@ def test_budgets_up_to_all_of_many_units(units: int, wanted: int) -> None:
 def test_the_kernel_is_compiled_for_what_the_shape_of_the_scores_leaves_open() -> None:
     from sparroll.attention.decode.choice.triton_top_k import ChoiceLayout
 
-    def lanes(units: int, pairs: int = 1, peaked: bool = False) -> tuple[int, int, int, bool]:
-        layout = ChoiceLayout.default(units, pairs, peaked)
+    def lanes(units: int, pairs: int = 1) -> tuple[int, int, int, bool]:
+        layout = ChoiceLayout.default(units, pairs)
         constants = layout.constants(units)
         return layout.warps, constants["LANES"], constants["MORE_LANES"], bool(constants["MANY"])
 
@@ -307,12 +373,15 @@ def test_the_kernel_is_compiled_for_what_the_shape_of_the_scores_leaves_open() -
         (4, 256, 0, False), (4, 512, 0, False), (8, 2048, 0, False), (8, 2048, 4096, False), (8, 2048, 4096, False),
         (8, 2048, 0, True), (8, 2048, 0, True),
     ]  # fmt: skip
-    # Half the warps where more programs are launched than run at a time.
-    assert [lanes(units, 397) for units in (1024, 2048, 2049, 4096, 4097)] == [
-        (4, 1024, 0, False), (8, 2048, 0, False), (4, 2048, 4096, False), (4, 2048, 4096, False), (8, 2048, 0, True),
+    # Half the warps where more programs are launched than run at a time, and a sample where units are many.
+    assert [lanes(units, 397) for units in (1024, 2048, 2049, 4096, 4097, 10_240, 10_241)] == [
+        (4, 1024, 0, False), (8, 2048, 0, False), (4, 2048, 4096, False), (4, 2048, 4096, False), (4, 2048, 0, True),
+        (4, 2048, 0, True), (8, 2048, 0, True),
     ]  # fmt: skip
-    assert [lanes(units, 397, peaked=True)[:2] for units in (8193, 10_240, 10_241)] == [(4, 2048), (4, 2048), (8, 2048)]
-    assert lanes(10_240, 396, peaked=True) == (8, 2048, 0, True)
+    sampled = [(4096, 397), (4097, 397), (10_240, 397), (10_241, 397), (10_240, 396)]
+    assert [ChoiceLayout.default(*each).sampled for each in sampled] == [False, True, True, False, False]
+    # Where fewer have more units than lanes, the kernel holds no more than these.
+    assert [ChoiceLayout(4, sampled=True).constants(units)["MORE_LANES"] for units in (2048, 4096)] == [0, 0]
 
 
 @pytest.mark.gpu

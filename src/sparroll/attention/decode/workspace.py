@@ -26,6 +26,11 @@ PEAK_UNITS = 8
 PEAKED_UNITS = range(8193, 32_769)
 """Units that a request may have where peaks spare more time than they take: fewer are chosen as fast without them, and the
 peaks of more have no lanes."""
+MANY_PAIRS = 396
+"""Programs that choose units, of 8 warps and 80 registers, of which an H200 runs three on each multiprocessor."""
+SAMPLED_UNITS = range(4097, 10_241)
+"""Units that a request may have where a batch of more than MANY_PAIRS (request, head) chooses among them by a sample of
+their scores, and looks at no peaks."""
 UNREAD_PROGRAMS_PER_MULTIPROCESSOR, MOST_UNREAD_PARTS = 8, 8
 """Programs that sum up what is not read, and most of them that share one (request, head). The kernel that reads takes up
 these parts, four at a time."""
@@ -234,6 +239,13 @@ def peaks_for(selector: Selector, requests: int, heads: int, units: int, device:
     if not has_peaks(selector) or units not in PEAKED_UNITS:
         return None
     return torch.zeros(requests, heads, -(-units // PEAK_UNITS), dtype=torch.int32, device=device)
+
+
+def peaks_read(peaks_RHK: Tensor | None, requests: int, units: int) -> Tensor | None:
+    """Those of so many requests, where their choice among up to so many units looks at them; None where it does not."""
+    if peaks_RHK is None or (requests * peaks_RHK.shape[1] > MANY_PAIRS and units in SAMPLED_UNITS):
+        return None
+    return peaks_RHK[:requests]
 
 
 def log_weights_for(

@@ -12,6 +12,8 @@ One program does it for one head, in the first of three ways that suits:
    too: once, and they stay in registers, where they fit.
 3. Large budgets, and more candidates than there is room for, as among equal scores, are left to triton_large_choice.py.
 
+Where more choices are made than a device has room for at a time, candidates come from a sample (triton_sampled_choice.py).
+
 All are exact. The way follows each request's own length and budget, which lie on the device, so one CUDA graph holds
 for all of them. Where the shape of the scores leaves only the first one open, the kernel is compiled for no other.
 """
@@ -27,26 +29,24 @@ import triton.language as tl
 from torch import Tensor
 
 from sparroll.attention.decode.choice.triton_large_choice import choose_between_bounds
-from sparroll.attention.decode.choice.triton_listing import list_units, ordered_scores, page_of, places_of_best, put
-from sparroll.attention.decode.choice.triton_threshold import (
-    LARGEST,
-    LEAST,
-    below,
-    closely_above,
-    ends,
-    ordered_bits,
-    searched,
+from sparroll.attention.decode.choice.triton_listing import (
+    choose_listed,
+    list_units,
+    ordered_scores,
+    page_of,
+    places_of_best,
+    put,
 )
+from sparroll.attention.decode.choice.triton_sampled_choice import choose_by_sample
+from sparroll.attention.decode.choice.triton_threshold import LARGEST, LEAST, below, ends, searched
 from sparroll.attention.decode.triton_launch import announce, let_next_begin, overlapping, wait_for_previous
-from sparroll.attention.decode.workspace import PEAK_UNITS
+from sparroll.attention.decode.workspace import MANY_PAIRS, PEAK_UNITS, SAMPLED_UNITS
 from sparroll.attention.selectors.base import Selector
 
 if TYPE_CHECKING:
     from sparroll.attention.decode.workspace import StepWorkspace
 
 LEAST_LANES = 256
-MANY_PAIRS = 396
-"""Programs of 8 warps and 80 registers that run at a time on an H200, three on each multiprocessor."""
 PEAK = tl.constexpr(PEAK_UNITS)
 PEAK_ROWS = tl.constexpr(4)
 """Scores that a thread holds at a time where there are peaks, in fours."""
@@ -62,37 +62,42 @@ class ChoiceLayout:
     more, and where there are peaks."""
     rows: int = 8
     """Scores that a thread holds at a time while it makes candidates, in fours; 4 or more."""
+    sampled: bool = False
+    """Whether a sample says which of more units than lanes are candidates, instead of lanes for all or peaks."""
 
     @staticmethod
-    def default(units: int, pairs: int = 1, peaked: bool = False) -> ChoiceLayout:
-        """For scores of so many units and so many (request, head), with peaks or without. Few lanes need few warps. Where
-        more programs are launched than run at a time with 8 warps each, 4 warps are faster: measured on an H200 with 62 and
-        89 requests of 8 heads, 10,240 units with peaks and 2,560 without. Half the lanes as well would be faster still, but
-        much slower for larger budgets than they suffice for."""
-        many = 8192 < units <= 10_240 if peaked else 2048 < units <= 4096
-        return ChoiceLayout(warps=4 if units <= 1024 or (pairs > MANY_PAIRS and many) else 8)
+    def default(units: int, pairs: int = 1) -> ChoiceLayout:
+        """For scores of so many units and so many (request, head). Few lanes need few warps. Where more programs are
+        launched than run at a time with 8 warps each, 4 warps are faster, and a sample where units are many: measured on an
+        H200 with 62 and 89 requests of 8 heads, and 2,560 and 10,240 units."""
+        sampled = pairs > MANY_PAIRS and units in SAMPLED_UNITS
+        few = units <= 1024 or (pairs > MANY_PAIRS and 2048 < units < SAMPLED_UNITS.start)
+        return ChoiceLayout(warps=4 if few or sampled else 8, sampled=sampled)
 
     def peak_lanes(self, units: int) -> int:
         """Lanes for the peaks of so many units; 0 where so few are chosen as fast without, or peaks are too many."""
         lanes = triton.next_power_of_2(-(-units // PEAK_UNITS))
-        return lanes if 4 * self.lanes < units and lanes <= 2 * self.lanes else 0
+        return lanes if 4 * self.lanes < units and lanes <= 2 * self.lanes and not self.sampled else 0
 
     def constants(self, units: int) -> dict[str, int]:
         """What the kernel is compiled for, as far as this layout and the shape of the scores say."""
         lanes = max(LEAST_LANES, triton.next_power_of_2(units))
+        most = self.lanes if self.sampled else 2 * self.lanes
         return {
-            "LANES": min(lanes, self.lanes), "MORE_LANES": lanes if self.lanes < lanes <= 2 * self.lanes else 0,
-            "MANY": lanes if lanes > 2 * self.lanes else 0, "ROWS": self.rows, "QUADS": 32 * self.warps,
+            "LANES": min(lanes, self.lanes), "MORE_LANES": lanes if self.lanes < lanes <= most else 0,
+            "MANY": lanes if lanes > most else 0, "ROWS": self.rows, "QUADS": 32 * self.warps, "SAMPLED": self.sampled,
         }  # fmt: skip
 
     def options(self, units: int, peaked: bool = False) -> dict[str, int]:
         """How it is launched: with as few registers as let four programs of 8 warps fit on a multiprocessor, three with
         twice the lanes or with peaks, or two that hold all scores to make candidates; of 4 warps four with more scores than
-        lanes."""
-        few = 80 if peaked or units <= 2 * self.lanes else min(1024 // self.warps, 248)
-        if self.warps == 4 and (peaked or units <= 2 * self.lanes):
-            few = 128
-        registers = 64 if units <= self.lanes else few
+        lanes, but two that hold them all."""
+        if units <= self.lanes:
+            registers = 64
+        elif self.sampled or peaked or units <= 2 * self.lanes:
+            registers = 128 if self.warps == 4 else 80
+        else:
+            registers = min(1024 // self.warps, 248)
         return {"num_warps": self.warps, "maxnreg": registers}
 
 
@@ -115,7 +120,7 @@ def choose_units(
     requests, heads, units = scores_RHU.shape
     if requests == 0:
         return
-    layout = layout or ChoiceLayout.default(units, requests * heads, peaks_RHK is not None)
+    layout = layout or ChoiceLayout.default(units, requests * heads)
     constants = layout.constants(units)
     aligned = not any(stride % 4 for stride in scores_RHU.stride()[:2]) and scores_RHU.data_ptr() % 16 == 0
     pages = unit_ids_RHN if pages_RHN is None else pages_RHN
@@ -123,7 +128,7 @@ def choose_units(
     peak_lanes = 0 if peaks_RHK is None else layout.peak_lanes(units)
     peaks = scores_RHU if peaks_RHK is None else peaks_RHK
     # Candidates, and peaks that they lie under. Inside a CUDA graph this belongs to the graph, and all layers share it.
-    room = layout.lanes * (2 if peak_lanes else 1) if constants["MANY"] else 0
+    room = layout.lanes * (2 if peak_lanes or layout.sampled else 1) if constants["MANY"] else 0
     candidates = torch.empty(requests, heads, room, dtype=torch.int32, device=scores_RHU.device)
     _choose[(heads, requests)](
         scores_RHU,
@@ -193,6 +198,7 @@ def _choose(
     PEAK_LANES: tl.constexpr,
     PLANNED: tl.constexpr,
     ANNOUNCED: tl.constexpr,
+    SAMPLED: tl.constexpr,
     launch_pdl: tl.constexpr = False,
 ):
     let_next_begin(launch_pdl)
@@ -224,11 +230,22 @@ def _choose(
                 tl.store(pages_row + each, page, mask=each < wanted)
     elif wanted > 0:
         if MANY:
-            ROOM: tl.constexpr = 2 * LANES if PEAK_LANES > 0 else LANES
-            if PEAK_LANES == 0:
+            ROOM: tl.constexpr = 2 * LANES if PEAK_LANES > 0 or SAMPLED else LANES
+            listed_row = candidates + (request * tl.num_programs(0) + head) * ROOM
+            if SAMPLED:
+                if units <= LANES:
+                    _choose_of_few(
+                        scores_row, ids_row, pages_row, table_row, units, wanted, UNITS_PER_BLOCK, LANES, LOADED,
+                        WITH_PAGES, COMPILED,
+                    )  # fmt: skip
+                else:
+                    choose_by_sample(
+                        scores_row, ids_row, pages_row, table_row, listed_row, units, wanted, UNITS_PER_BLOCK, QUADS,
+                        LANES, LOADED, WITH_PAGES, COMPILED,
+                    )  # fmt: skip
+            elif PEAK_LANES == 0:
                 _choose_of_many(
-                    scores_row, peaks, ids_row, pages_row, table_row,
-                    candidates + (request * tl.num_programs(0) + head) * ROOM, units, wanted, UNITS_PER_BLOCK, MANY,
+                    scores_row, peaks, ids_row, pages_row, table_row, listed_row, units, wanted, UNITS_PER_BLOCK, MANY,
                     LANES, ROWS, QUADS, LOADED, WITH_PAGES, COMPILED, PEAK_LANES,
                 )  # fmt: skip
             elif units <= LANES:
@@ -244,8 +261,8 @@ def _choose(
             else:
                 _choose_of_many(
                     scores_row, peaks + request * peaks_per_request + head * peaks_per_head, ids_row, pages_row,
-                    table_row, candidates + (request * tl.num_programs(0) + head) * ROOM, units, wanted,
-                    UNITS_PER_BLOCK, MANY, LANES, ROWS, QUADS, LOADED, WITH_PAGES, COMPILED, PEAK_LANES,
+                    table_row, listed_row, units, wanted, UNITS_PER_BLOCK, MANY, LANES, ROWS, QUADS, LOADED, WITH_PAGES,
+                    COMPILED, PEAK_LANES,
                 )  # fmt: skip
         # Known when the kernel is compiled, and then what follows is left out.
         elif MORE_LANES == 0:  # noqa: SIM114
@@ -335,10 +352,8 @@ def _choose_of_many(
         # None are made where they would take up more than half of the lanes, of either kind.
         count = tl.full([], LANES + 1, tl.int32)
         if PEAK_LANES > 0:
-            # As many as candidates of all scores can be made for, from two lanes for each quad, and of few warps from four.
-            TWO_LANES: tl.constexpr = LANES // 2 if LANES // 2 < 4 * QUADS else 4 * QUADS
-            FOUR_LANES: tl.constexpr = LANES // 2 if LANES // 2 < 8 * QUADS else 8 * QUADS
-            MOST: tl.constexpr = TWO_LANES if QUADS >= 256 else FOUR_LANES
+            # As many as candidates of all scores can be made for, from two lanes for each quad.
+            MOST: tl.constexpr = LANES // 2 if LANES // 2 < 4 * QUADS else 4 * QUADS
             # A number that most peaks reach would be reached by too many units.
             if (wanted <= MOST) & (16 * wanted <= units):
                 FEWER: tl.constexpr = PEAK_LANES if PEAK_LANES < LANES else LANES
@@ -353,19 +368,9 @@ def _choose_of_many(
             if (wanted <= MOST) & (count > LANES):
                 # Lists begin anew.
                 tl.debug_barrier()
-                # The first is known when the kernel is compiled.
-                if MOST == TWO_LANES:  # noqa: SIM114
-                    count, low, finite = _make_candidates(
-                        scores_row, listed_row, units, wanted, PEAK_ROWS, 2, QUADS, LANES, False, LOADED, COMPILED
-                    )
-                elif wanted <= TWO_LANES:
-                    count, low, finite = _make_candidates(
-                        scores_row, listed_row, units, wanted, PEAK_ROWS, 2, QUADS, LANES, False, LOADED, COMPILED
-                    )
-                else:
-                    count, low, finite = _make_candidates(
-                        scores_row, listed_row, units, wanted, PEAK_ROWS, 4, QUADS, LANES, False, LOADED, COMPILED
-                    )
+                count, low, finite = _make_candidates(
+                    scores_row, listed_row, units, wanted, PEAK_ROWS, 2, QUADS, LANES, False, LOADED, COMPILED
+                )
         elif wanted <= LANES // 2:
             if units <= CHUNK:
                 if wanted <= 2 * QUADS:
@@ -390,19 +395,19 @@ def _choose_of_many(
         # What other threads listed must have arrived.
         tl.debug_barrier()
     if count <= LANES // 4:
-        _choose_listed(
+        choose_listed(
             scores_row, ids_row, pages_row, table_row, listed_row, units, wanted, count, low, finite, UNITS_PER_BLOCK,
-            LANES // 4, WITH_PAGES, COMPILED,
+            LANES // 4, WITH_PAGES, True, COMPILED,
         )  # fmt: skip
     elif count <= LANES // 2:
-        _choose_listed(
+        choose_listed(
             scores_row, ids_row, pages_row, table_row, listed_row, units, wanted, count, low, finite, UNITS_PER_BLOCK,
-            LANES // 2, WITH_PAGES, COMPILED,
+            LANES // 2, WITH_PAGES, True, COMPILED,
         )  # fmt: skip
     elif count <= LANES:
-        _choose_listed(
+        choose_listed(
             scores_row, ids_row, pages_row, table_row, listed_row, units, wanted, count, low, finite, UNITS_PER_BLOCK,
-            LANES, WITH_PAGES, COMPILED,
+            LANES, WITH_PAGES, True, COMPILED,
         )  # fmt: skip
     else:
         choose_between_bounds(
@@ -503,46 +508,6 @@ def _candidates_under_peaks(
                 tl.reshape(listed, [PEAK_ROWS, 4 * QUADS]), count, PEAK_ROWS, QUADS, ROOM, 1, False, COMPILED,
             )  # fmt: skip
     return count, low, finite
-
-
-@triton.jit
-@no_type_check
-def _choose_listed(
-    scores_row,
-    ids_row,
-    pages_row,
-    table_row,
-    listed_row,
-    units,
-    wanted,
-    count,
-    low,
-    finite,
-    UNITS_PER_BLOCK: tl.constexpr,
-    LANES: tl.constexpr,
-    WITH_PAGES: tl.constexpr,
-    COMPILED: tl.constexpr,
-):
-    """Write the `wanted` best of `count` listed units, whose scores reach `low`; of all, where there are no more."""
-    lane = tl.arange(0, LANES)
-    listed = lane < count
-    made = count < units
-    unit = tl.where(made, tl.load(listed_row + lane, mask=listed & made, other=0), lane)
-    score = tl.load(scores_row + unit, mask=listed, other=0.0)
-    ordered = tl.where(listed, ordered_bits(score), LEAST)
-    if WITH_PAGES:
-        # It arrives while the search goes on.
-        page = page_of(table_row, unit, listed, UNITS_PER_BLOCK, COMPILED)
-    if made:
-        first, second, third, fourth = closely_above(low, finite)
-    else:
-        low, finite = ends(ordered)
-        first, second, third, fourth = below(finite, low)
-    threshold = searched(ordered, low, count, LARGEST, first, second, third, fourth, wanted, wanted, True)
-    place, chosen = places_of_best(ordered, threshold, wanted)
-    put(ids_row, place, unit, chosen, COMPILED)
-    if WITH_PAGES:
-        put(pages_row, place, page, chosen, COMPILED)
 
 
 @triton.jit
