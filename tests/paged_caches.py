@@ -80,13 +80,7 @@ class PagedCache:
         workspace = StepWorkspace.allocate(
             requests, group, dim, self.query_RHGD.dtype, self.selector, DEVICE, programs=programs, kv_heads=heads
         )
-        for plan in (
-            workspace.read_before_R,
-            workspace.scored_before_R,
-            workspace.arrivals_X,
-            workspace.listed_RH,
-            workspace.longest_first_R,
-        ):
+        for plan in (workspace.read_before_R, workspace.scored_before_R, workspace.arrivals_X, workspace.listed_RH):
             plan.fill_(-1 << 30)
         for part in (
             workspace.mixed_XGD,

@@ -61,7 +61,7 @@ _POINTERS = {
     **dict.fromkeys(("log_sum", "log_weights", "product", "scores", "heats", "found"), "*fp32"),
     **dict.fromkeys(("block_table", "context_tokens", "kv_budget_tokens", "unit_ids", "pages", "candidates"), "*i32"),
     "peaks": "*i32",
-    **dict.fromkeys(("scored_before", "read_before", "arrivals", "lists_complete", "longest_first"), "*i32"),
+    **dict.fromkeys(("scored_before", "read_before", "arrivals", "lists_complete"), "*i32"),
     **dict.fromkeys(("mixed", "unread_mixed", "unread_log_sum", "groups_fp32"), "*fp32"),
     "groups": "*u8",
     "groups_bf16": "*bf16",
@@ -263,7 +263,7 @@ def choice_kernels(full: bool) -> Iterator[Kernel]:
         constants = {
             **layout.constants(units), "UNIT": 4, "UNITS_PER_BLOCK": 4, "LOADED": 4, "WITH_PAGES": True,
             "FILL_REST": False, "COMPILED": True, "PEAK_LANES": peak_lanes, "PLANNED": True, "ANNOUNCED": True,
-            "LONGEST_FIRST": True, "launch_pdl": True,
+            "launch_pdl": True,
         }  # fmt: skip
         others: tuple[dict[str, Any], ...] = ({}, {"LOADED": 1}, {"FILL_REST": True, "WITH_PAGES": False})
         for other in others if full else others[:1]:
@@ -294,7 +294,7 @@ def untyped(full: bool) -> Iterator[Kernel]:
     for listed, warps in ((0, 4), (32, 8), (64, 8)) if full else ((32, 8),):
         constants = {**scores, "CHUNKS": 4096, "BLOCKS": 64, "LISTED": listed}
         yield f"rows with {listed} lanes", triton_scores._scores_of_rows, constants, {"num_warps": warps}
-    plan = {"HEADS": 8, "UNIT": 16, "READ_TILE": 64, "SCORED_TILE": 32, "LANES_R": 256, "SORTED": True}
+    plan = {"HEADS": 8, "UNIT": 16, "READ_TILE": 64, "SCORED_TILE": 32, "LANES_R": 256}
     for own, with_budgets in (("one", True), ("several", True), (None, False)) if full else (("one", True),):
         yield (
             f"plan, {own} of its own, budgets {with_budgets}",

@@ -17,7 +17,7 @@ from paged_caches import (
     units_wanted,
 )
 from sparroll.attention.decode import paged
-from sparroll.attention.decode.workspace import MANY_PAIRS, StepWorkspace
+from sparroll.attention.decode.workspace import StepWorkspace
 from sparroll.attention.selectors import QuantizedMean
 from sparroll.errors import UserError
 
@@ -35,12 +35,12 @@ class Step:
         self.out = torch.full_like(cache.query_RHGD, torch.nan)
         paged.plan_step(cache.context_tokens_R, self.budgets_R, cache.selector, lists[2], self.workspace)
 
-    def choose(self, scores: Tensor, workspace: StepWorkspace | None, planned: bool = True) -> None:
+    def choose(self, scores: Tensor, workspace: StepWorkspace | None) -> None:
         cache = self.cache
         paged.choose_units(
             scores, cache.context_tokens_R, self.budgets_R, cache.selector, self.ids, "triton", pages_RHN=self.pages,
             block_table_RM=cache.block_table_RM, units_per_block=cache.index_PSHW.shape[1], fill_rest=False,
-            planned=planned, workspace=workspace,
+            planned=True, workspace=workspace,
         )  # fmt: skip
 
     def attend(self, announced: bool, planned: bool = True) -> None:
@@ -75,29 +75,6 @@ def test_lists_are_announced_once_complete_and_taken_back_once_read(
         assert not step.workspace.listed_RH.any()
 
 
-def test_of_many_requests_the_longest_begin_and_all_get_their_lists() -> None:
-    """Of as many (request, head) as a multiprocessor has no room for at a time; among them equal lengths and padding."""
-    generator = torch.Generator().manual_seed(0)
-    contexts = [0, *torch.randint(0, 60, (MANY_PAIRS // 2,), generator=generator).tolist(), 0]
-    cache = paged_cache(contexts, 4).index_written()
-    step, after = Step(cache), Step(cache)
-    order = step.workspace.longest_first_R.tolist()
-    assert order == sorted(range(len(contexts)), key=lambda request: -contexts[request])
-    scores = cache.scores("triton")
-    after.choose(scores, None), after.attend(announced=False)
-    step.choose(scores, step.workspace)
-    assert torch.equal(step.workspace.listed_RH != 0, step.reads_R[:, None].expand(-1, 2))
-    for ours, theirs in ((step.ids, after.ids), (step.pages, after.pages)):
-        assert torch.equal(ours, theirs)
-    step.attend(announced=True)
-    assert torch.equal(step.out, after.out)
-
-
-def test_few_requests_are_not_sorted() -> None:
-    cache = paged_cache([17, 100, 1], 4)
-    assert (Step(cache).workspace.longest_first_R == -1 << 30).all(), "rubbish of before"
-
-
 def test_lists_that_nobody_announces_are_read_once_the_choice_ends() -> None:
     cache = paged_cache([100, 0, 17], 4).index_written()
     step = Step(cache, 2)
@@ -114,8 +91,6 @@ def test_announced_lists_need_a_plan_that_is_older_and_a_workspace_for_the_same_
     step.choose(scores, step.workspace)
     with pytest.raises(UserError, match="need a plan that was made before them"):
         step.attend(announced=True, planned=False)
-    with pytest.raises(UserError, match="a choice with a workspace needs a plan"):
-        step.choose(scores, step.workspace, planned=False)
     with pytest.raises(UserError, match="listed_RH must have shape"):
         step.choose(scores, paged_cache([100, 17], 4, heads=3).workspace())
     with pytest.raises(UserError, match="the workspace is for 1 requests"):

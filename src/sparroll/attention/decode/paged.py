@@ -237,8 +237,7 @@ def choose_units(
     units_per_block + u % units_per_block, with -1 after them. `fill_rest=False` leaves the entries after them as they
     are, for readers that know the budgets. `peaks_RHK`: what `score_units` wrote with these scores. With it the kernel
     reads fewer of them, and chooses the same. `planned`: `plan_step` was called with the same contexts and budgets.
-    `workspace`, with a plan: the kernel begins with the longest contexts, and announces each list that is complete, for
-    `paged_decode(announced=True)`.
+    `workspace`: where the kernel announces each list that is complete, for `paged_decode(announced=True)`.
     """
     requests, heads, _ = scores_RHU.shape
     _shapes(
@@ -250,8 +249,6 @@ def choose_units(
     _dtype("unit_ids_RHN", unit_ids_RHN, torch.int32)
     _contiguous_rows(scores_RHU=scores_RHU, unit_ids_RHN=unit_ids_RHN)
     if workspace is not None:
-        if not planned:
-            raise UserError("a choice with a workspace needs a plan", "plan_step(...), planned=True")
         check_fits(workspace, requests)
         _shapes(listed_RH=(workspace.listed_RH, (len(workspace.listed_RH), heads)))
     if peaks_RHK is not None:

@@ -16,7 +16,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparroll.attention.decode.workspace import MANY_PAIRS
 from sparroll.attention.selectors.base import Selector
 
 if TYPE_CHECKING:
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
 
 _ANEW_TILES = tl.constexpr(6)
 """What a program could read while it begins anew and adds up parts, in tiles: 64 tokens each on an H200."""
-_COMPARED = tl.constexpr(8)
-"""Contexts that are compared with all others at a time."""
 
 
 def request_lanes(requests: int) -> int:
@@ -73,7 +70,6 @@ def _launch(
             context_tokens_R if kv_budget_tokens_LR is None else kv_budget_tokens_LR,
             read_before_LR,
             scored_before_LR,
-            workspace.longest_first_R,
             0 if kv_budget_tokens_LR is None else kv_budget_tokens_LR.stride(0),
             read_before_LR.stride(0),
             scored_before_LR.stride(0),
@@ -81,7 +77,6 @@ def _launch(
             most_units,
             workspace.sharing(requests),
             workspace.programs(requests),
-            SORTED=requests * workspace.kv_heads > MANY_PAIRS,
             OWN=workspace.own_programs(requests),
             HEADS=workspace.kv_heads,
             UNIT=selector.unit_tokens,
@@ -103,7 +98,6 @@ def _plan(
     kv_budget_tokens,
     read_before,
     scored_before,
-    longest_first,
     budget_stride,
     read_stride,
     scored_stride,
@@ -111,7 +105,6 @@ def _plan(
     most_units,
     sharing,
     programs,
-    SORTED: tl.constexpr,
     OWN: tl.constexpr,
     HEADS: tl.constexpr,
     UNIT: tl.constexpr,
@@ -151,25 +144,6 @@ def _plan(
     tl.store(scored_before + request + 1, tl.cumsum(scored, axis=0), mask=request < requests)
     tl.store(read_before, 0)
     tl.store(scored_before, 0)
-    # The compiler leaves out what is known not to be.
-    if SORTED:  # noqa: SIM102
-        if tl.program_id(0) == 0:
-            place = _place_by_length(context_tokens, context, request, requests)
-            tl.store(longest_first + place, request, mask=request < requests)
-
-
-@triton.jit
-@no_type_check
-def _place_by_length(context_tokens, context_R, request_R, requests):
-    """How many contexts are longer than each, or as long and of a request before it."""
-    place = tl.zeros_like(context_R)
-    for start in range(0, requests, _COMPARED):
-        other = start + tl.arange(0, _COMPARED)
-        its_context = tl.load(context_tokens + other, mask=other < requests, other=-1).to(tl.int32)[None, :]
-        longer = its_context > context_R[:, None]
-        longer |= (its_context == context_R[:, None]) & (other[None, :] < request_R[:, None])
-        place += tl.sum(longer.to(tl.int32), axis=1)
-    return place
 
 
 @triton.jit

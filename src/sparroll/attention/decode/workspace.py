@@ -107,9 +107,6 @@ class StepWorkspace:
     arrivals_X: Tensor
     """int32: how many parts of the pair that begins in each program are ready. 0 between kernels; a plan sees to it anew,
     because an engine's sleep may have discarded what is here."""
-    longest_first_R: Tensor
-    """[most requests] int32: the requests of a batch from the longest context to the shortest, where it has more than
-    MANY_PAIRS (request, head)."""
     listed_RH: Tensor
     """[most requests, kv heads] int32: 1 where a list of chosen units is complete that nobody has read yet. 0 between
     layers, as `arrivals_X` is between kernels."""
@@ -178,7 +175,6 @@ class StepWorkspace:
             floats(unread_parts, group, dim),
             floats(unread_parts, group),
             integers(most_programs),
-            integers(max_requests),
             integers(max_requests * kv_heads).view(max_requests, kv_heads),
         )
 

@@ -140,7 +140,6 @@ def choose_units(
         block_table,
         candidates if room else unit_ids_RHN,
         unit_ids_RHN if workspace is None else workspace.listed_RH,
-        unit_ids_RHN if workspace is None else workspace.longest_first_R,
         *scores_RHU.stride()[:2],
         *peaks.stride()[:2],
         *unit_ids_RHN.stride()[:2],
@@ -157,7 +156,6 @@ def choose_units(
         PEAK_LANES=peak_lanes,
         PLANNED=planned,
         ANNOUNCED=workspace is not None,
-        LONGEST_FIRST=workspace is not None and requests * heads > MANY_PAIRS,
         **constants,
         **layout.options(units, peak_lanes > 0),
         **overlapping(scores_RHU),
@@ -176,7 +174,6 @@ def _choose(
     block_table,
     candidates,
     lists_complete,
-    longest_first,
     scores_per_request,
     scores_per_head,
     peaks_per_request,
@@ -201,7 +198,6 @@ def _choose(
     PEAK_LANES: tl.constexpr,
     PLANNED: tl.constexpr,
     ANNOUNCED: tl.constexpr,
-    LONGEST_FIRST: tl.constexpr,
     SAMPLED: tl.constexpr,
     launch_pdl: tl.constexpr = False,
 ):
@@ -210,9 +206,6 @@ def _choose(
         wait_for_previous(launch_pdl)
     head = tl.program_id(0)
     request = tl.program_id(1).to(tl.int64)
-    if LONGEST_FIRST:
-        # What takes longest begins first, and the shortest follow where there is room.
-        request = tl.load(longest_first + request).to(tl.int64)
     context = tl.load(context_tokens + request).to(tl.int32)
     budget = tl.load(kv_budget_tokens + request).to(tl.int32)
     units = (context + UNIT - 1) // UNIT
