@@ -62,6 +62,18 @@ def engines_kernels_on_h200() -> Figures:
     }
 
 
+def blocks_of_64() -> Figures:
+    """How many times as long as their bytes attention at 512 tokens and scores of 4 x 2 take in blocks of 64."""
+    rows = results("fine-kernels-blocks-of-64-h200", "fine-kernels")["rows"]
+    few = [row["times_floor"] for row in rows if (row["kernel"], row["kv_budget_tokens"]) == ("attention", 512)]
+    assert len(few) == 6, "three kinds of units, equal and mixed lengths"
+    scores = {
+        length: max(row["times_floor"] for row in rows if (row["units"], row["kernel"]) == (f"4x2 {length}", "scores"))
+        for length in ("equal", "mixed")
+    }
+    return {"least": up(min(few), 2), "most": up(max(few), 2)} | {name: up(most, 2) for name, most in scores.items()}
+
+
 def half_the_bytes() -> Figures:
     """Units whose index has half the bytes beside 4 x 4 in the same call, at 512 tokens of 30,000."""
     found = results("fine-kernels-low-bits-h200", "fine-kernels")
@@ -205,6 +217,8 @@ PAGES: Mapping[str, Claims] = {
         "faster to {slower_512} % slower.": reading_plans,
         "On this H200, which copies at {copy} TB/s, these kernels take {4x4} us for a layer with 4 x 4 at a budget of "
         "1,024, and {2x2} us with 2 x 2": engines_kernels_on_h200,
+        "attention takes {least} to {most} times as long as its bytes at 512 tokens with 4 x 4, 2 x 2 and 4 x 2, and scores "
+        "of 4 x 2 take {equal} times as long as theirs, with mixed lengths {mixed} times": blocks_of_64,
         "Scores take {scores_4x4} and {scores_2x2} times as long as their bytes there, and with contexts of mixed lengths "
         "{mixed_4x4} and {mixed_2x2} times. Attention takes {more} times as long at 1,024 tokens and {few} times at 512. "
         "The choice takes up to {choice_4x4} us among 7,500 pages and {choice_2x2} us among 15,000, and at 4,096 tokens "

@@ -4,15 +4,15 @@ budgets."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from statistics import median
 
 from claim_words import Claims, Figures, bare, down, up
 from published_figures import less
 from record_tables import results
-from render_fine import BLOCKS_OF_16, BY_FIVE_MODELS, fine_records, reached_goals
+from render_fine import BLOCKS_OF_16, BY_ALL_MODELS, HALF_THE_LANES, fine_records, reached_goals
 
 MORE = {
-    "halves": (BY_FIVE_MODELS, "h200"),
+    "halves": (BY_ALL_MODELS, "h200"),
     "h100_wide": ("wide", "h100"),
     "h100_dense": ("fine", "h100"),
 }
@@ -31,7 +31,7 @@ def small_units() -> Figures:
 def small_units_over_dense() -> Figures:
     """The range of speed-ups over dense rollouts, of small units and of the published schedules in the same calls. Without
     the long set, which the published schedules were not measured on before."""
-    found = [each for _, name, each in fine_records(BY_FIVE_MODELS, ["h200"]) if name != "long"]
+    found = [each for _, name, each in fine_records(BY_ALL_MODELS, ["h200"]) if name != "long"]
     ours = [each["speedup"] for each in found]
     published = [each["published"]["speedup"] for each in found]
     return {
@@ -44,61 +44,97 @@ def small_units_over_dense() -> Figures:
 
 def small_units_goals() -> Figures:
     """Which goals are reached under budgets by all models, and how far the others are away."""
-    goals = reached_goals([BY_FIVE_MODELS])
-    away = {
-        (size, name): 100 * (found["speedup"] / found["target_speedup"] - 1)
-        for size, name, found in fine_records(BY_FIVE_MODELS, ["h200"])
+    goals = reached_goals([BY_ALL_MODELS])
+    missed = {
+        (size, name): up(100 * (1 - found["speedup"] / found["target_speedup"]), 1)
+        for size, name, found in fine_records(BY_ALL_MODELS, ["h200"])
+        if found["speedup"] < found["target_speedup"]
     }
+    large = results(f"rollout-qwen3-14b-drained-{BY_ALL_MODELS}-h200", "rollout")
+    moments = [len(large[each]) for each in ("windows", "windows_missing")]
     return {
         "reached": str(sum(goals.values())),
         "goals": str(len(goals)),
-        "moments": str(len(results(f"rollout-qwen3-1.7b-drained-{BY_FIVE_MODELS}-h200", "rollout")["windows"])),
-        "below_4b": up(-away["4b", "drained"], 1),
-        "above_8b": down(away["8b", "drained"], 1),
-        **{f"steady_{size.replace('.', '_')}": up(-away[size, "steady"], 1) for size in ("1.7b", "4b", "8b")},
+        "missed": str(len(goals) - sum(goals.values())),
+        "drained_14b": missed["14b", "drained"],
+        "moments_14b": str(moments[0]),
+        "of_14b": str(sum(moments)),
+        "ratio_14b": down(large["budget_ratio"], 2),
+        **{f"steady_{size.replace('.', '_')}": missed[size, "steady"] for size in ("1.7b", "4b", "8b", "14b")},
     }
 
 
 def blocks() -> Figures:
-    """Speed-ups in blocks of 16 and of 64 tokens, of the published schedules and of small units, and their kernels' us."""
-    found: dict[str, dict[tuple[str, str], dict[str, Any]]] = {
-        kind: {(size, name): each for size, name, each in fine_records(kind, ["h200"])}
-        for kind in (BY_FIVE_MODELS, BLOCKS_OF_16)
+    """Speed-ups of the published schedules in blocks of 16 and of 64 tokens, the us of their attention, and dense steps in
+    both."""
+    published = {
+        kind: {(size, name): each["published"]["speedup"] for size, name, each in fine_records(kind, ["h200"])}
+        for kind in (HALF_THE_LANES, BLOCKS_OF_16)
     }
-    assert all(
-        each["schedule_table"] == found[BLOCKS_OF_16][of]["schedule_table"]
-        for of, each in found[BY_FIVE_MODELS].items()
-    ), "another schedule"
     lost = [
-        100 * (1 - found[BLOCKS_OF_16][of]["published"]["speedup"] / now["published"]["speedup"])
-        for of, now in found[BY_FIVE_MODELS].items()
+        100 * (1 - published[BLOCKS_OF_16][of] / now)
+        for of, now in published[HALF_THE_LANES].items()
         if of[1] == "steady"
     ]
-    steady, before = (found[kind]["1.7b", "steady"] for kind in (BY_FIVE_MODELS, BLOCKS_OF_16))
-    slow, slow_before = (found[kind]["4b", "steady"]["speedup"] for kind in (BY_FIVE_MODELS, BLOCKS_OF_16))
     us = {
         block: {row["kernel"]: row["graph_us"] for row in rows if "mixed" in row["context_tokens"]}
         for block in ("16", "64")
         for rows in (results(f"kernels-89-requests-blocks-of-{block}-h200", "kernels")["rows"],)
     }
+    dense = [
+        100 * (1 - ratio) for ratio in results("dense-blocks-qwen3-1.7b-h200", "dense-blocks")["larger_over_smaller"]
+    ]
     return {
-        "now": down(steady["published"]["speedup"], 2),
-        "before": down(before["published"]["speedup"], 2),
+        "now": down(published[HALF_THE_LANES]["1.7b", "steady"], 2),
+        "before": down(published[BLOCKS_OF_16]["1.7b", "steady"], 2),
         "lost_least": down(min(lost)),
         "lost_most": up(max(lost)),
-        "slow": down(slow, 2),
-        "slow_before": down(slow_before, 2),
-        "drained": down(found[BY_FIVE_MODELS]["1.7b", "drained"]["speedup"], 2),
-        "drained_before": down(found[BLOCKS_OF_16]["1.7b", "drained"]["speedup"], 2),
         "us_16": up(us["16"]["attention"]),
         "us_64": up(us["64"]["attention"]),
+        "dense_least": down(min(dense), 1),
+        "dense_most": up(max(dense), 1),
     }
+
+
+def many_requests() -> Figures:
+    """How much shorter steps under small units are than before many requests chose by a sample and attention began early,
+    in %, and the us of a layer's kernels in a profile beside those of an earlier one of the same step, in blocks of 16."""
+    ends, us, dense = {}, {}, []
+    for size in ("1.7b", "4b", "8b"):
+        now, before, profiled = (
+            results(f"rollout-qwen3-{size}-steady-{kind}-h200", "rollout")
+            for kind in (BY_ALL_MODELS, HALF_THE_LANES, BLOCKS_OF_16)
+        )
+        steps = [each["schedule_table"]["steps"] for each in (now, before, profiled)]
+        assert steps[0] == steps[1] == steps[2] and now["windows"] == before["windows"], "other budgets or moments"
+        shorter, dense_shorter = (
+            [
+                100 * (1 - median(new) / median(old))
+                for new, old in zip(now["repeats"][engine], before["repeats"][engine], strict=True)
+            ]
+            for engine in ("fine_seconds", "dense_seconds")
+        )
+        dense += dense_shorter
+        name = size.replace(".", "_")
+        ends |= {f"least_{name}": down(min(shorter)), f"most_{name}": up(max(shorter))}
+        assert now["profile"]["step"] == profiled["profile"]["step"], "profiles of other moments"
+        for about, found in (("", now), ("_before", profiled)):
+            took = {each["kernel"]: 1e3 * each["ms"] / each["calls"] for each in found["profile"]["kernels"]}
+            us |= {f"{kernel}_{name}{about}": up(took[kernel]) for kernel in ("_score_codes", "_choose", "_gather")}
+    return ends | us | {"least_dense": down(min(dense)), "most_dense": up(max(dense))}
+
+
+def one_token() -> Figures:
+    """The steps of one token in the call of 1.7B, in ms."""
+    took = results(f"rollout-qwen3-1.7b-steady-{BY_ALL_MODELS}-h200", "rollout")["one_token_seconds"]
+    first, second, third = (1000 * each for each in took)
+    return {"first": down(first, 1), "second": up(second, 1), "third": up(third, 1)}
 
 
 def steady_profiles() -> Figures:
     """Shares of attention and choice in the profiled steps of steady sets, and of its bytes in attention's time, in %."""
     gather, of_bytes, choice = [], [], []
-    for _, name, found in fine_records(BLOCKS_OF_16, ["h200"]):
+    for _, name, found in fine_records(BY_ALL_MODELS, ["h200"]):
         if name == "steady":
             took, floors = found["profile"]["groups_ms"], found["profile"]["floors_ms"]
             gather.append(100 * took["gather"] / sum(took.values()))
@@ -159,7 +195,7 @@ def small_units_whole() -> Figures:
 
 def small_units_budgets() -> Figures:
     """By how much the budgets of 1.7B are smaller than the published ones."""
-    return {"ratio": down(results(f"rollout-qwen3-1.7b-steady-{BY_FIVE_MODELS}-h200", "rollout")["budget_ratio"], 2)}
+    return {"ratio": down(results(f"rollout-qwen3-1.7b-steady-{BY_ALL_MODELS}-h200", "rollout")["budget_ratio"], 2)}
 
 
 def trained_under_pairs() -> Figures:
@@ -179,28 +215,42 @@ def trained_under_pairs() -> Figures:
 
 PAGES: Mapping[str, Claims] = {
     "README.md": {
-        "With units of four tokens in two bits, rollouts of 1.7B to 8B are {slowest} to {fastest} times as "
+        "With units of four tokens in two bits, rollouts of 1.7B to 14B are {slowest} to {fastest} times as "
         "fast as dense ones, where the published schedules make them {published_slowest} to {published_fastest} "
         "times as fast in the same calls.": small_units_over_dense,
     },
+    "docs/what-to-use.md": {
+        "The first figure of small units for 14B rests on {moments_14b} of the {of_14b} points in time at which steps were to "
+        "be timed.": small_units_goals,
+    },
     "docs/results.md": {
-        "units of 4 tokens in 2 bits make rollouts of 1.7B to 8B {halves_least} to {halves_most} % faster than the "
-        "published schedules in the same records.": small_units,
-        "With these budgets {reached} of the {goals} goals that were measured are reached, and another one, 1.7B drained, "
-        "by {moments} of its 12 moments.": small_units_goals,
-        "8B drained lies {above_8b} % above its goal, and 4B drained {below_4b} % below, which is too near to tell. Of the "
-        "steady sets 1.7B lies {steady_1_7b} % below its goal, 8B {steady_8b} % and 4B {steady_4b} %.": small_units_goals,
-        "4B steady is slower than in the earlier call, {slow} instead of {slow_before} times,": blocks,
-        "the published schedules were {lost_least} to {lost_most} % slower beside dense attention in the steady sets: 1.7B "
-        "{before} instead of {now} times.": blocks,
+        "units of 4 tokens in 2 bits make rollouts {halves_least} to {halves_most} % faster than the published schedules in "
+        "the same records.": small_units,
+        "With these budgets {reached} of the {goals} goals are reached: those of 1.7B, 4B and 8B drained and of 1.7B "
+        "long.": small_units_goals,
+        "Of the steady sets 4B lies {steady_4b} % below its goal, 1.7B {steady_1_7b} % and 8B {steady_8b} %. 14B lies "
+        "{steady_14b} % (steady) and {drained_14b} % (drained, by {moments_14b} of {of_14b} moments) below.": (
+            small_units_goals
+        ),
+        "and the scaled ones are {ratio_14b} times smaller": small_units_goals,
+        "the published schedules were {lost_least} to {lost_most} % slower beside dense attention in the steady sets than "
+        "in blocks of 64: 1.7B {before} instead of {now} times.": blocks,
         "takes {us_16} us for 89 requests in blocks of 16, and {us_64} us in blocks of 64": blocks,
+        "Dense steps take {dense_least} to {dense_most} % less in blocks of 64": blocks,
+        "In the profiles below scores, choice and attention take {_score_codes_1_7b}, {_choose_1_7b} and {_gather_1_7b} us "
+        "a layer for 89 requests of 1.7B, where they took {_score_codes_1_7b_before}, {_choose_1_7b_before} and "
+        "{_gather_1_7b_before} in a profile of the same step before, and {_score_codes_8b}, {_choose_8b} and {_gather_8b} "
+        "instead of {_score_codes_8b_before}, {_choose_8b_before} and {_gather_8b_before} us for 62 of 8B": many_requests,
+        "steps at the same moments of the steady sets are {least_1_7b} to {most_1_7b} % shorter for 1.7B, {least_4b} to "
+        "{most_4b} % for 4B and {least_8b} to {most_8b} % for 8B": many_requests,
+        "and dense steps are {least_dense} to {most_dense} % shorter there, too": many_requests,
         "Attention (*gather*) takes {gather_least} to {gather_most} % of it, and its bytes {bytes_least} to "
         "{bytes_most} % of that": steady_profiles,
         "The choice takes another {choice_least} to {choice_most} %, and its bytes a tenth of that.": steady_profiles,
-        "Its speed-ups are at most {lower} % lower and at most {higher} % higher": small_units_again,
+        "The second one's speed-ups are at most {lower} % lower and at most {higher} % higher": small_units_again,
         "of which the two measured {first} and {second} of 12 moments; elsewhere they differ by {elsewhere} % or "
         "less": small_units_again,
-        "1.7B drained is slower, too, {drained} instead of {drained_before} times": blocks,
+        "rows of 1.7B by six models that one step took {first}, {second} and {third} ms": one_token,
         "With 2 x 2 they reached {reached} of the {goals} goals, and rollouts of 14B were {drained} (drained) and {steady} "
         "(steady) times as fast as dense ones.": small_units_of_two_models,
         "It took {seconds} s, where {moments} of {of} moments say {estimated}, {error} % less": small_units_whole,

@@ -409,6 +409,9 @@ def write_record(options: argparse.Namespace, kind: str, results: dict[str, Any]
     if options.out is None:
         return
     settings = {name: value for name, value in vars(options).items() if name not in ("out", "check_only", "task")}
+    if "schedule" in settings:
+        # Budgets rather than a path of this machine.
+        settings["schedule"] = Schedule.load(settings["schedule"]).inline()
     wall = time.perf_counter() - started
     records.write(options.out, kind, results, config=settings, seed=getattr(options, "seed", 0), wall_seconds=wall)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from record_tables import table, times
 from render_drafts import speeds
-from render_fine import BY_FIVE_MODELS, fine_records
+from render_fine import BY_ALL_MODELS, fine_records
 from render_speed import REQUEST_SETS, SIZES, rollout_records
 
 VERIFIED_SIZE = "1.7b"
@@ -20,7 +20,7 @@ VERIFIED = {
 def ways() -> str:
     """A row for each way, a column for each model: of the drained set and of the steady one."""
     published = {(size, name): found["speedup"] for size, name, found in rollout_records()}
-    units = {(size, name): found["speedup"] for size, name, found in fine_records(BY_FIVE_MODELS, ["h200"])}
+    units = {(size, name): found["speedup"] for size, name, found in fine_records(BY_ALL_MODELS, ["h200"])}
     measured = {"pages of 16 tokens, published": published, "units of 4 tokens, 2 bits, wide first layers": units}
     for called, told in VERIFIED.items():
         measured[told] = {

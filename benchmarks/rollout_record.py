@@ -108,7 +108,7 @@ def best_steps(options: argparse.Namespace, found: Measured, engine: str, window
     """Attainable seconds of a step at each moment."""
     bandwidth = found.get("bandwidth")
     return [
-        step_bytes.attainable_seconds(median(found.get("one_token")), options.model, moved, bandwidth)
+        step_bytes.attainable_seconds(min(found.get("one_token")), options.model, moved, bandwidth)
         for moved in cache_bytes(options, engine, windows)
     ]
 

@@ -21,7 +21,9 @@ from vllm_engines import ELEMENT_BYTES, HEAD_DIM, KV_HEADS
 
 from sparroll.schedule import Schedule
 
-ATTAINABLE_DEFINITION = "one request with one token of context, plus the cache's bytes at copy speed"
+ATTAINABLE_DEFINITION = (
+    "the fastest step of one request with one token of context, plus the cache's bytes at copy speed"
+)
 
 
 def layers_of(model: str) -> int:

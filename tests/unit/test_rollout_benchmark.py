@@ -378,7 +378,7 @@ def test_two_engines_also_draw_a_line_through_dense_steps_and_run_a_set_whole(
     whole = found["whole_run"]
     assert (found["schedule"], whole["speedup"], whole["sparse"]["seconds"]) == ("qwen3-1.7b-0.86", 2.0, 2.0)
     assert whole["dense"]["relative_error"] == pytest.approx(whole["dense"]["estimated_seconds"] / 4.0 - 1)
-    assert "budget_ratio" not in found and found["attainable_definition"].startswith("one request with one token")
+    assert "budget_ratio" not in found and found["attainable_definition"].startswith("the fastest step of one request")
 
 
 # -- the schedule of the third engine ------------------------------------------------------------------------------------
@@ -466,7 +466,7 @@ def test_the_page_shows_target_ratio_and_missing_moments_or_that_nothing_ran(
         "schedule_table": wide.inline(),
         "budget_ratio_source": "the smallest of two, models: 2, and shared among the layers",
     }
-    for kind in (render_fine.BY_FIVE_MODELS, render_fine.BLOCKS_OF_16):
+    for kind in (render_fine.BY_ALL_MODELS, render_fine.BLOCKS_OF_16):
         Path(str(record).replace("-fine-", f"-{kind}-")).write_text(json.dumps(table))
     lines = render_fine.fine_rollouts().splitlines()
     rows = [line.split("|") for line in lines if "| long |" in line]
