@@ -220,8 +220,8 @@ PAGES: Mapping[str, Claims] = {
         "times as fast in the same calls.": small_units_over_dense,
     },
     "docs/what-to-use.md": {
-        "The first figure of small units for 14B rests on {moments_14b} of the {of_14b} points in time at which steps were to "
-        "be timed.": small_units_goals,
+        "The first figure of small units for 14B rests on {moments_14b} of the {of_14b} points in time at which steps were "
+        "to be timed.": small_units_goals,
     },
     "docs/results.md": {
         "units of 4 tokens in 2 bits make rollouts {halves_least} to {halves_most} % faster than the published schedules in "

@@ -32,7 +32,7 @@ from sparroll import records
 from sparroll.attention.decode import paged
 from sparroll.attention.decode.choice import triton_top_k
 from sparroll.attention.decode.choice.triton_top_k import ChoiceLayout
-from sparroll.attention.decode.workspace import StepWorkspace, Tile, log_weights_for, peaks_for, peaks_read
+from sparroll.attention.decode.workspace import StepWorkspace, Tile, log_weights_for, peaks_for, peaks_to_choose_by
 from sparroll.attention.selectors import PageMean, QuantizedMean
 from sparroll.schedule import Schedule
 
@@ -101,7 +101,7 @@ class Case:
             StepWorkspace.allocate(
                 batch, options.group, options.dim, dtype, selector, device, kv_heads=options.heads
             ),
-            peaks_read(peaks_for(selector, batch, options.heads, units, device), batch, units),
+            peaks_to_choose_by(peaks_for(selector, batch, options.heads, units, device), batch, units),
             log_weights_for(selector, batch, options.heads, options.group, units, device),
         )  # fmt: skip
 
@@ -236,7 +236,7 @@ def check_case(case: Case) -> None:
 
 
 def check_choice(choice: Choice) -> None:
-    """Choice, also in the layout for few requests, and attention; leaves all written by the kernels."""
+    """Choice, also in a layout of 8 warps, and attention; leaves all written by the kernels."""
     choice.plan()
     choice.choose("reference")
     expected = choice.unit_ids_RHN.clone(), choice.pages_RHN.clone()

@@ -18,7 +18,8 @@ from paged_caches import (
 )
 from sparroll.attention.decode import paged
 from sparroll.attention.decode.workspace import StepWorkspace
-from sparroll.attention.selectors import QuantizedMean
+from sparroll.attention.selectors import PageMean, QuantizedMean
+from sparroll.attention.selectors.remainder import Remainder
 from sparroll.errors import UserError
 
 pytest.importorskip("triton", reason="triton runs on Linux only")
@@ -35,20 +36,20 @@ class Step:
         self.out = torch.full_like(cache.query_RHGD, torch.nan)
         paged.plan_step(cache.context_tokens_R, self.budgets_R, cache.selector, lists[2], self.workspace)
 
-    def choose(self, scores: Tensor, workspace: StepWorkspace | None) -> None:
+    def choose(self, scores: Tensor, workspace: StepWorkspace | None, planned: bool = True) -> None:
         cache = self.cache
         paged.choose_units(
             scores, cache.context_tokens_R, self.budgets_R, cache.selector, self.ids, "triton", pages_RHN=self.pages,
             block_table_RM=cache.block_table_RM, units_per_block=cache.index_PSHW.shape[1], fill_rest=False,
-            planned=True, workspace=workspace,
+            planned=planned, workspace=workspace,
         )  # fmt: skip
 
-    def attend(self, announced: bool, planned: bool = True) -> None:
+    def attend(self, announced: bool, planned: bool = True, out: Tensor | None = None) -> None:
         cache = self.cache
         paged.paged_decode(
             cache.query_RHGD, cache.keys_PBHD, cache.values_PBHD, cache.block_table_RM, self.ids, cache.context_tokens_R,
-            self.budgets_R, cache.selector, cache.scale, self.out, self.workspace, "triton", pages_RHN=self.pages,
-            planned=planned, announced=announced,
+            self.budgets_R, cache.selector, cache.scale, self.out if out is None else out, self.workspace, "triton",
+            pages_RHN=self.pages, planned=planned, announced=announced,
         )  # fmt: skip
 
     @property
@@ -75,6 +76,34 @@ def test_lists_are_announced_once_complete_and_taken_back_once_read(
         assert not step.workspace.listed_RH.any()
 
 
+def test_what_was_announced_is_taken_back_by_attention_that_was_not_told() -> None:
+    cache = paged_cache([100, 0, 17], 4).index_written()
+    step = Step(cache, 2)
+    step.choose(cache.scores("triton"), step.workspace)
+    step.attend(announced=False)
+    assert not step.workspace.listed_RH.any()
+
+
+def test_a_remainder_waits_for_the_whole_choice_and_takes_back_what_was_announced() -> None:
+    selector = PageMean(16, 16, 32, remainder=Remainder(16, "fp8"))
+    cache = paged_cache([100, 0, 257], 16, selector=selector).index_written()
+    groups = torch.zeros(*cache.index_PSHW.shape[:3], selector.group_width(32), dtype=torch.uint8, device=DEVICE)
+    paged.update_groups(cache.keys_PBHD, cache.values_PBHD, groups, cache.slots(), selector)
+    step, scores = Step(cache, 2), cache.scores("triton")
+    outs = []
+    for announced in (False, True):
+        step.out.fill_(torch.nan)
+        step.choose(scores, step.workspace if announced else None)
+        paged.paged_decode(
+            cache.query_RHGD, cache.keys_PBHD, cache.values_PBHD, cache.block_table_RM, step.ids, cache.context_tokens_R,
+            step.budgets_R, selector, cache.scale, step.out, step.workspace, "triton", pages_RHN=step.pages, planned=True,
+            index_PSHW=cache.index_PSHW, groups_PSHV=groups, announced=announced,
+        )  # fmt: skip
+        outs.append(step.out.clone())
+        assert not step.workspace.listed_RH.any()
+    assert torch.equal(*outs) and not outs[0].isnan().any()
+
+
 def test_lists_that_nobody_announces_are_read_once_the_choice_ends() -> None:
     cache = paged_cache([100, 0, 17], 4).index_written()
     step = Step(cache, 2)
@@ -89,9 +118,11 @@ def test_announced_lists_need_a_plan_that_is_older_and_a_workspace_for_the_same_
     scores = cache.scores("triton")
     step = Step(cache, 2)
     step.choose(scores, step.workspace)
-    with pytest.raises(UserError, match="need a plan that was made before them"):
+    with pytest.raises(UserError, match="lists that are announced need a plan"):
         step.attend(announced=True, planned=False)
-    with pytest.raises(UserError, match="listed_RH must have shape"):
+    with pytest.raises(UserError, match="a choice that is announced needs a plan"):
+        step.choose(scores, step.workspace, planned=False)
+    with pytest.raises(UserError, match="the workspace is for 3 kv heads, got scores of 2"):
         step.choose(scores, paged_cache([100, 17], 4, heads=3).workspace())
     with pytest.raises(UserError, match="the workspace is for 1 requests"):
         step.choose(scores, paged_cache([100], 4).workspace())
@@ -120,9 +151,10 @@ def test_attention_that_overlaps_reads_no_list_of_before(requests: int) -> None:
 
     def layers() -> None:
         for scores, out in zip(kinds, outs, strict=True):
-            step.choose(scores, step.workspace), step.attend(announced=True)
-            out.copy_(step.out)
+            step.choose(scores, step.workspace), step.attend(announced=True, out=out)
 
+    # With nothing between two layers, each kernel may be set up while the one before it runs.
+    kinds, expected = 3 * kinds, 3 * expected
     outs = [torch.full_like(step.out, torch.nan) for _ in kinds]
     layers()
     torch.cuda.synchronize()

@@ -68,6 +68,9 @@ def test_kernels_compile_for_hopper(tmp_path: Path) -> None:
     assert early == {
         "triton_attend._gather", "triton_score._mean_query", "triton_score_codes._score_codes", "triton_unread._sum_weighed"
     }  # fmt: skip
+    # A list is read once it is announced, and no part of it before.
+    attention = [line for line in lines if "_gather: attention to announced lists" in line]
+    assert attention and all(" EARLY:4 " in line for line in attention), "lists are read too early"
     found = {line.partition(":")[0] for line in lines} | {"triton_top_k._choose"}
     assert len(launched()) > 15 and not launched() - found, f"not compiled: {sorted(launched() - found)}"
 

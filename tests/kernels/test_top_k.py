@@ -3,6 +3,7 @@ else interpreted, in layouts so small that each way is taken by few units."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from paged_caches import DEVICE
 from sparroll.attention.decode import paged, paged_reference
-from sparroll.attention.decode.workspace import PEAK_UNITS, PEAKED_UNITS, peaks_for, peaks_read
+from sparroll.attention.decode.workspace import PEAK_UNITS, PEAKED_UNITS, peaks_for, peaks_to_choose_by
 from sparroll.attention.selectors import PageMean, QuantizedMean
 
 pytest.importorskip("triton", reason="triton runs on Linux only")
@@ -164,14 +165,14 @@ def test_the_ways_that_peaks_leave_open(
                 assert_same(scores, [units], [wanted], LAYOUT, peaks=True)
 
 
-SAMPLED = {"warps": 1, "lanes": 128, "rows": 4, "sampled": True}
-"""Up to 128 units have a lane each; of more, 32 scores are a sample, and there is room for 256 candidates."""
+SAMPLED = {"warps": 1, "lanes": 512, "sampled": True}
+"""Up to 512 units have a lane each; of more, 128 scores are a sample, and there is room for 1,024 candidates."""
 
 
-@pytest.mark.parametrize("wanted", [1, 33, 100, 150, 300, None])
-@pytest.mark.parametrize("units", [255, 1021])
+@pytest.mark.parametrize("wanted", [1, 33, 100, 300, 700, None])
+@pytest.mark.parametrize("units", [1021, 4093])
 def test_the_choice_by_a_sample_is_the_same(units: int, wanted: int | None) -> None:
-    assert_same(*requests_of_every_kind(units, None if wanted == units else wanted, lengths=11), SAMPLED)
+    assert_same(*requests_of_every_kind(units, wanted, lengths=11), SAMPLED)
 
 
 def test_by_a_sample_requests_of_one_batch_take_different_ways() -> None:
@@ -182,12 +183,46 @@ def test_by_a_sample_requests_of_one_batch_take_different_ways() -> None:
             assert_same(each, lengths, wanted, SAMPLED)
 
 
+@pytest.mark.parametrize("wanted", [1, 256, 615, 1900, 4096, 8500])
+def test_large_batches_choose_the_same_in_the_layout_that_they_take(wanted: int) -> None:
+    """Rows are padded to whole 16 bytes, as in engines."""
+    from sparroll.attention.decode.choice.triton_top_k import ChoiceLayout
+
+    contexts = [10_240, 10_239, 8193, 4098, 2049, 2047]
+    generator = torch.Generator().manual_seed(wanted)
+    scores = torch.randn(len(contexts), 1, 10_240, generator=generator)
+    # Neighbours that are alike, and units that are always read.
+    scores[1] = scores[1, :, ::4].repeat_interleave(4, -1)
+    scores[2, :, :4] = scores[2, :, 8180:8193] = torch.inf
+    layout = ChoiceLayout.default(10_240, 397)
+    assert layout.sampled
+    assert_same(scores, contexts, [min(wanted, context) for context in contexts], dataclasses.asdict(layout))
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="the interpreted kernel is counted")
+@pytest.mark.parametrize(("wanted", "lanes"), [(4, 128), (40, 256), (100, 512), (350, 1024)])
+def test_candidates_by_a_sample_have_as_many_lanes_as_they_need(
+    monkeypatch: pytest.MonkeyPatch, wanted: int, lanes: int
+) -> None:
+    from sparroll.attention.decode.choice import triton_sampled_choice
+
+    chosen_among: list[int] = []
+    choose = triton_sampled_choice.choose_listed
+    monkeypatch.setattr(
+        triton_sampled_choice, "choose_listed", lambda *given: (chosen_among.append(int(given[11])), choose(*given))[1]
+    )
+    scores = torch.randn(1, 1, 2047, generator=torch.Generator().manual_seed(0))
+    assert_same(scores, [2047], [wanted], SAMPLED)
+    assert chosen_among == [lanes]
+
+
 @pytest.mark.skipif(DEVICE == "cuda", reason="the interpreted kernel is counted")
 @pytest.mark.parametrize(
     ("better", "wanted", "lists", "bounds"),
     [
         (0.0, 100, 1, False),
-        (0.0, 1000, 1, True),
+        # The sample says that there is no room.
+        (0.0, 1000, 0, True),
         (1.3, 300, 2, False),
         (9.0, 400, 3, True),
         (-9.0, 400, 1, True),
@@ -212,7 +247,7 @@ def test_a_sample_that_deceives_costs_time_alone(
 
     for name in ("_list_reaching", "choose_between_bounds"):
         count(name)
-    assert_same(scores[None, None], [4096], [wanted], {**SAMPLED, "lanes": 512})
+    assert_same(scores[None, None], [4096], [wanted], SAMPLED)
     assert called == ["_list_reaching"] * lists + ["choose_between_bounds"] * bounds
 
 
@@ -243,10 +278,10 @@ def test_a_batch_that_chooses_by_a_sample_reads_no_peaks() -> None:
     for units in (8193, 10_240, 10_241):
         peaks = peaks_for(pairs, 60, 8, units, "cpu")
         for requests in (1, 49, 50, 60):
-            read = peaks_read(peaks, requests, units)
+            read = peaks_to_choose_by(peaks, requests, units)
             assert (read is not None) == bool(ChoiceLayout.default(units, requests * 8).peak_lanes(units))
             assert read is None or len(read) == requests
-    assert peaks_read(None, 1, 9000) is None
+    assert peaks_to_choose_by(None, 1, 9000) is None
 
 
 @pytest.mark.parametrize("wanted", [1, 33, 100, None])
@@ -374,11 +409,11 @@ def test_the_kernel_is_compiled_for_what_the_shape_of_the_scores_leaves_open() -
         (8, 2048, 0, True), (8, 2048, 0, True),
     ]  # fmt: skip
     # Half the warps where more programs are launched than run at a time, and a sample where units are many.
-    assert [lanes(units, 397) for units in (1024, 2048, 2049, 4096, 4097, 10_240, 10_241)] == [
-        (4, 1024, 0, False), (8, 2048, 0, False), (4, 2048, 4096, False), (4, 2048, 4096, False), (4, 2048, 0, True),
-        (4, 2048, 0, True), (8, 2048, 0, True),
+    assert [lanes(units, 397) for units in (1024, 2048, 2049, 4096, 4097, 8193, 10_240, 10_241)] == [
+        (4, 1024, 0, False), (8, 2048, 0, False), (4, 2048, 4096, False), (4, 2048, 4096, False), (8, 2048, 0, True),
+        (4, 2048, 0, True), (4, 2048, 0, True), (8, 2048, 0, True),
     ]  # fmt: skip
-    sampled = [(4096, 397), (4097, 397), (10_240, 397), (10_241, 397), (10_240, 396)]
+    sampled = [(8192, 397), (8193, 397), (10_240, 397), (10_241, 397), (10_240, 396)]
     assert [ChoiceLayout.default(*each).sampled for each in sampled] == [False, True, True, False, False]
     # Where fewer have more units than lanes, the kernel holds no more than these.
     assert [ChoiceLayout(4, sampled=True).constants(units)["MORE_LANES"] for units in (2048, 4096)] == [0, 0]

@@ -335,7 +335,7 @@ def test_attention_however_its_work_is_cut(
         short_lists=own == "one",
     )
     plans = LayerPlans.of(shared, 3)
-    for poisoned in (plans.read_before_LR, plans.scored_before_LR, shared.arrivals_X):
+    for poisoned in (plans.read_before_LR, plans.scored_before_LR, shared.arrivals_X, shared.listed_RH):
         poisoned.fill_(-1 << 30)
     paged.plan_layers(cache.context_tokens_R, budgets_LR, cache.selector, 226, plans)
     tiles = [-(-context // 32) for context in contexts]

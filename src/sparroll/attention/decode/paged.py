@@ -235,9 +235,10 @@ def choose_units(
     than N; the caller must refuse a budget of more than N units. Of equal scores, the lowest units are chosen. With
     `pages_RHN` (int32), the place of each unit is written, too: block_table_RM[r, u // units_per_block] *
     units_per_block + u % units_per_block, with -1 after them. `fill_rest=False` leaves the entries after them as they
-    are, for readers that know the budgets. `peaks_RHK`: what `score_units` wrote with these scores. With it the kernel
-    reads fewer of them, and chooses the same. `planned`: `plan_step` was called with the same contexts and budgets.
-    `workspace`: where the kernel announces each list that is complete, for `paged_decode(announced=True)`.
+    are, for readers that know the budgets. `peaks_RHK`: what `score_units` wrote with these scores. With it the
+    kernel reads fewer of them, and chooses the same; a large batch may not look at it (workspace.peaks_to_choose_by).
+    `planned`: `plan_step` was called with the same contexts and budgets. `workspace`, where planned: the kernel
+    announces each list there that is complete, for `paged_decode(announced=True)`.
     """
     requests, heads, _ = scores_RHU.shape
     _shapes(
@@ -248,9 +249,17 @@ def choose_units(
     _dtype("scores_RHU", scores_RHU, torch.float32)
     _dtype("unit_ids_RHN", unit_ids_RHN, torch.int32)
     _contiguous_rows(scores_RHU=scores_RHU, unit_ids_RHN=unit_ids_RHN)
-    if workspace is not None:
+    if workspace is not None and impl == "triton":
+        if not planned:
+            raise UserError(
+                "a choice that is announced needs a plan that was made before", "plan_step(...), planned=True"
+            )
         check_fits(workspace, requests)
-        _shapes(listed_RH=(workspace.listed_RH, (len(workspace.listed_RH), heads)))
+        if workspace.kv_heads != heads:
+            raise UserError(
+                f"the workspace is for {workspace.kv_heads} kv heads, got scores of {heads}",
+                "allocate it for this model",
+            )
     if peaks_RHK is not None:
         _peaks(peaks_RHK, scores_RHU)
     if pages_RHN is not None:
@@ -299,8 +308,8 @@ def paged_decode(
     block table is not read. `planned`: `plan_step` was called with the same contexts and budgets. `log_weights_RHGN`: what
     `score_units` wrote with the same budgets; "triton" needs it where that kernel weighs groups, with a place for every
     group of the longest context, and the reference does not look at it. `announced`: `choose_units` was called with this
-    workspace right before, so that the kernel may read each list as soon as it is complete; the reference does not look
-    at it, either.
+    workspace right before, so that the kernel may read each list as soon as it is complete. out_RHGD must be allocated
+    before that call: the choice may still use memory that it has given back. The reference does not look at it.
     """
     requests, heads, group, dim = query_RHGD.shape
     blocks, block_tokens = keys_PBHD.shape[:2]
@@ -321,10 +330,8 @@ def paged_decode(
         query_RHGD=query_RHGD, keys_PBHD=keys_PBHD, values_PBHD=values_PBHD, block_table_RM=block_table_RM,
         unit_ids_RHN=unit_ids_RHN, out_RHGD=out_RHGD,
     )  # fmt: skip
-    if announced and not planned:
-        raise UserError(
-            "lists that are announced need a plan that was made before them", "plan_step(...), planned=True"
-        )
+    if announced and not planned and impl == "triton":
+        raise UserError("lists that are announced need a plan that was made before", "plan_step(...), planned=True")
     if pages_RHN is not None:
         _shapes(pages_RHN=(pages_RHN, tuple(unit_ids_RHN.shape)))
         _dtype("pages_RHN", pages_RHN, torch.int32)

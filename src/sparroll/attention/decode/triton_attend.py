@@ -306,8 +306,7 @@ def _gather(
                 mix.to(out.dtype.element_ty),
                 mask=in_group,
             )
-            if ANNOUNCED:
-                tl.store(list_complete, 0)
+            tl.store(list_complete, 0)
         else:
             # A program cuts at most two pairs: the one that it goes on with, and the one that it begins.
             part = (2 * tl.program_id(0) + (first_tile == 0).to(tl.int32)).to(tl.int64)
@@ -322,8 +321,7 @@ def _gather(
             if tl.atomic_add(arrivals + first, 1, sem="acq_rel") == parts - 1:
                 _add_up(mixed, log_sum, first, parts, target, out_per_member, channel, G, D, ADDED_G, LANES_D)
                 tl.store(arrivals + first, 0)
-                if ANNOUNCED:
-                    tl.store(list_complete, 0)
+                tl.store(list_complete, 0)
         at = begins + planned
     wait_for_previous(launch_pdl)
     # A request that reads nothing, as padding rows do, is in nobody's stretch.

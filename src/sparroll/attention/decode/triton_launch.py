@@ -2,12 +2,15 @@
 still runs (programmatic dependent launch). This saves a decode step a microsecond or two for each of its small kernels.
 
 A kernel that is launched with `**overlapping(...)` calls `let_next_begin`, and each of its programs `wait_for_previous`
-at least once, before it writes, and before it reads what kernels of its layer write. Then every kernel after it,
+at least once before it ends, and before it writes, or reads what kernels of its layer write. Then every kernel after it,
 overlapping or not, also runs after everything before it. Before that it may read what a step's plan is made of, and the
 plan (contexts, budgets, block tables): `plan_step` ends with a kernel that does not overlap, so that these are complete
-before any kernel of a layer begins. A kernel may also read what the one before it has announced (`announce`,
-`wait_until_announced`), while other programs of that one still run. All of these have begun by then, so that none waits
-for a program which has no room.
+before any kernel of a layer begins.
+
+A program may also begin with what one program of the kernel before has announced (`announce`, `wait_until_announced`),
+while others of that kernel still run. All of these have begun by then, so none waits for a program that has no room. A
+kernel that announces calls `let_next_begin` after `wait_for_previous`. So whoever waits for an announcement knows that all
+kernels before the announcing one have ended, and that what they announced has been taken back.
 
 Numbers that change from step to step are kept out of Triton's specialization (`do_not_specialize`): a batch whose size
 happens to be a multiple of 16 would otherwise wait for a compiler in the middle of serving.
@@ -73,7 +76,8 @@ def announce(flag):
 @triton.jit
 @no_type_check
 def wait_until_announced(flag, launch_pdl: tl.constexpr):
-    """Wait for a program of the previous kernel. Where it announces nothing in time, for that kernel."""
+    """Wait until a program of the previous kernel has announced that it is done, or, where that takes long, until that
+    kernel has ended."""
     tries = 0
     while tries < _TRIES:
         tries += 1

@@ -27,10 +27,10 @@ PEAKED_UNITS = range(8193, 32_769)
 """Units that a request may have where peaks spare more time than they take: fewer are chosen as fast without them, and the
 peaks of more have no lanes."""
 MANY_PAIRS = 396
-"""Programs that choose units, of 8 warps and 80 registers, of which an H200 runs three on each multiprocessor."""
-SAMPLED_UNITS = range(4097, 10_241)
-"""Units that a request may have where a batch of more than MANY_PAIRS (request, head) chooses among them by a sample of
-their scores, and looks at no peaks."""
+"""With more (request, head) than that, more programs choose units than an H200 runs at a time: three of 8 warps on each of
+its multiprocessors."""
+SAMPLED_UNITS = range(8193, 10_241)
+"""Units that a request may have where such a batch chooses by a sample of the scores. Other sizes were not timed."""
 UNREAD_PROGRAMS_PER_MULTIPROCESSOR, MOST_UNREAD_PARTS = 8, 8
 """Programs that sum up what is not read, and most of them that share one (request, head). The kernel that reads takes up
 these parts, four at a time."""
@@ -241,9 +241,15 @@ def peaks_for(selector: Selector, requests: int, heads: int, units: int, device:
     return torch.zeros(requests, heads, -(-units // PEAK_UNITS), dtype=torch.int32, device=device)
 
 
-def peaks_read(peaks_RHK: Tensor | None, requests: int, units: int) -> Tensor | None:
-    """Those of so many requests, where their choice among up to so many units looks at them; None where it does not."""
-    if peaks_RHK is None or (requests * peaks_RHK.shape[1] > MANY_PAIRS and units in SAMPLED_UNITS):
+def by_sample(units: int, pairs: int) -> bool:
+    """Whether a batch of so many (request, head), which may have so many units, chooses by a sample of the scores."""
+    return pairs > MANY_PAIRS and units in SAMPLED_UNITS
+
+
+def peaks_to_choose_by(peaks_RHK: Tensor | None, requests: int, units: int) -> Tensor | None:
+    """The peaks of the first so many requests, which may have so many units; None where their choice does not look at
+    any."""
+    if peaks_RHK is None or by_sample(units, requests * peaks_RHK.shape[1]):
         return None
     return peaks_RHK[:requests]
 

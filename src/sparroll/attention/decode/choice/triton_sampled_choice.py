@@ -24,7 +24,8 @@ from sparroll.attention.decode.choice.triton_threshold import LARGEST, LEAST, be
 ROWS = tl.constexpr(4)
 """Scores that a thread holds at a time while it lists, in fours."""
 _SURE = tl.constexpr(4.5)
-"""Standard deviations of the rank in a sample of single scores. It is one of fours, whose scores are often alike."""
+"""Standard deviations of the rank in a sample of single scores. That is generous, because the sample holds fours of
+neighbours, and these are often alike."""
 _TRIES = tl.constexpr(3)
 
 
@@ -103,7 +104,9 @@ def _candidates(
     tolerance = (0.5 * deviation).to(tl.int32)
     low = least
     count = tl.zeros([], tl.int32)
-    tries = 0
+    # Where there is no room for as many as the sample asks for, nothing is listed.
+    expected = at_least.to(tl.float32) * (units.to(tl.float32) / SAMPLE)
+    tries = tl.where(expected > 2 * LANES, _TRIES, 0)
     while (count < wanted) & (tries < _TRIES):
         # The end of a list that was begun anew must have been written.
         tl.debug_barrier()
@@ -112,8 +115,8 @@ def _candidates(
             held, least, SAMPLE, LARGEST, first, second, third, fourth, at_least, at_least + tolerance, False
         )  # fmt: skip
         count = _list_reaching(scores_row, listed_row, units, low, QUADS, 2 * LANES, LOADED, COMPILED)
+        tries = tl.where(at_least == SAMPLE, _TRIES, tries + 1)
         at_least = tl.minimum(2 * at_least, SAMPLE)
-        tries += 1
     return tl.where(count < wanted, 2 * LANES + 1, count), low, finite
 
 

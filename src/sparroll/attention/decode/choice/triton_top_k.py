@@ -1,6 +1,6 @@
 """The k best units of each (request, head), in ascending order: a selection, not a sort, of any number of units.
 
-One program does it for one head, in the first of three ways that suits:
+One program does it for one head, in the first of these ways that suits:
 
 1. Where there is a lane for each unit, it searches for the k-th largest score, and writes the units above it and, of
    those equal to it, the lowest.
@@ -12,7 +12,7 @@ One program does it for one head, in the first of three ways that suits:
    too: once, and they stay in registers, where they fit.
 3. Large budgets, and more candidates than there is room for, as among equal scores, are left to triton_large_choice.py.
 
-Where more choices are made than a device has room for at a time, candidates come from a sample (triton_sampled_choice.py).
+Of large batches with many units (workspace.by_sample) the second way is another one, triton_sampled_choice.py's.
 
 All are exact. The way follows each request's own length and budget, which lie on the device, so one CUDA graph holds
 for all of them. Where the shape of the scores leaves only the first one open, the kernel is compiled for no other.
@@ -40,7 +40,7 @@ from sparroll.attention.decode.choice.triton_listing import (
 from sparroll.attention.decode.choice.triton_sampled_choice import choose_by_sample
 from sparroll.attention.decode.choice.triton_threshold import LARGEST, LEAST, below, ends, searched
 from sparroll.attention.decode.triton_launch import announce, let_next_begin, overlapping, wait_for_previous
-from sparroll.attention.decode.workspace import MANY_PAIRS, PEAK_UNITS, SAMPLED_UNITS
+from sparroll.attention.decode.workspace import MANY_PAIRS, PEAK_UNITS, by_sample
 from sparroll.attention.selectors.base import Selector
 
 if TYPE_CHECKING:
@@ -59,9 +59,9 @@ class ChoiceLayout:
     warps: int = 8
     lanes: int = 2048
     """Up to so many units, or candidates, there is a lane for each; up to twice as many units where no request can have
-    more, and where there are peaks."""
+    more, and where there are peaks; and up to twice as many candidates by a sample."""
     rows: int = 8
-    """Scores that a thread holds at a time while it makes candidates, in fours; 4 or more."""
+    """Scores that a thread holds at a time while it makes candidates, in fours; 4 or more. By a sample it is always 4."""
     sampled: bool = False
     """Whether a sample says which of more units than lanes are candidates, instead of lanes for all or peaks."""
 
@@ -70,8 +70,8 @@ class ChoiceLayout:
         """For scores of so many units and so many (request, head). Few lanes need few warps. Where more programs are
         launched than run at a time with 8 warps each, 4 warps are faster, and a sample where units are many: measured on an
         H200 with 62 and 89 requests of 8 heads, and 2,560 and 10,240 units."""
-        sampled = pairs > MANY_PAIRS and units in SAMPLED_UNITS
-        few = units <= 1024 or (pairs > MANY_PAIRS and 2048 < units < SAMPLED_UNITS.start)
+        sampled = by_sample(units, pairs)
+        few = units <= 1024 or (pairs > MANY_PAIRS and 2048 < units <= 4096)
         return ChoiceLayout(warps=4 if few or sampled else 8, sampled=sampled)
 
     def peak_lanes(self, units: int) -> int:
@@ -127,7 +127,8 @@ def choose_units(
     block_table = unit_ids_RHN if block_table_RM is None else block_table_RM.int()
     peak_lanes = 0 if peaks_RHK is None else layout.peak_lanes(units)
     peaks = scores_RHU if peaks_RHK is None else peaks_RHK
-    # Candidates, and peaks that they lie under. Inside a CUDA graph this belongs to the graph, and all layers share it.
+    # Candidates, of which there may be twice as many by a sample, and peaks that they lie under. Inside a CUDA graph this
+    # belongs to the graph, and all layers share it.
     room = layout.lanes * (2 if peak_lanes or layout.sampled else 1) if constants["MANY"] else 0
     candidates = torch.empty(requests, heads, room, dtype=torch.int32, device=scores_RHU.device)
     _choose[(heads, requests)](
@@ -201,7 +202,8 @@ def _choose(
     SAMPLED: tl.constexpr,
     launch_pdl: tl.constexpr = False,
 ):
-    let_next_begin(launch_pdl)
+    if not ANNOUNCED:
+        let_next_begin(launch_pdl)
     if not PLANNED:
         wait_for_previous(launch_pdl)
     head = tl.program_id(0)
@@ -211,6 +213,8 @@ def _choose(
     units = (context + UNIT - 1) // UNIT
     wanted = tl.minimum(tl.where(budget >= context, units, budget // UNIT), most)
     wait_for_previous(launch_pdl)
+    if ANNOUNCED:
+        let_next_begin(launch_pdl)
     if LOADED == 4:
         # Of the numbers that it is given, the compiler only knows which are multiples of 16.
         scores_per_request = scores_per_request // 4 * 4

@@ -29,7 +29,13 @@ from vllm.v1.attention.backends.flash_attn import (
 
 from sparroll.attention.decode import paged
 from sparroll.attention.decode.layers_apart import layers_apart
-from sparroll.attention.decode.workspace import LayerPlans, StepWorkspace, log_weights_for, peaks_for, peaks_read
+from sparroll.attention.decode.workspace import (
+    LayerPlans,
+    StepWorkspace,
+    log_weights_for,
+    peaks_for,
+    peaks_to_choose_by,
+)
 from sparroll.attention.selectors.base import Selector
 from sparroll.engines.vllm import compat
 from sparroll.engines.vllm.attention.batch import Rows, StepPlan
@@ -346,7 +352,7 @@ class SparseImpl(SparseLayer, FlashAttentionImpl):
         scores_RHU, unit_ids_RHN, pages_RHN = (
             held[:count] for held in (work.scores_RHU, work.unit_ids_RHN, work.pages_RHN)
         )
-        peaks_RHK = peaks_read(work.peaks_RHK, count, scores_RHU.shape[2])
+        peaks_RHK = peaks_to_choose_by(work.peaks_RHK, count, scores_RHU.shape[2])
         log_weights_RHGN = None if work.log_weights_RHGN is None else work.log_weights_RHGN[:count]
         groups_PSHV = None if self.groups is None else self.groups.rows_PSHW
         paged.score_units(
@@ -379,8 +385,8 @@ class SparseImpl(SparseLayer, FlashAttentionImpl):
             fill_rest=STATE.attention != "triton",
             peaks_RHK=peaks_RHK,
             planned=True,
-            # It reads each list as soon as that is complete.
-            workspace=shared if STATE.attention == "triton" else None,
+            # Our attention begins with lists that are announced.
+            workspace=None if STATE.attention == "fa3_pages" else shared,
         )
         if STATE.attention == "fa3_pages":
             self._attend_pages(query_RHGD, keys_PBHD, values_PBHD, work, out_RHGD)
