@@ -8,14 +8,16 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 pytest.importorskip("triton", reason="triton runs on Linux only")
 
 from paged_caches import DEVICE
-from sparroll.attention.decode import paged, triton_attend, triton_score
+from sparroll.attention import kernel_check
+from sparroll.attention.decode import paged, triton_attend, triton_score, workspace
 from sparroll.attention.decode.choice import triton_top_k
 from sparroll.attention.decode.choice.triton_top_k import ChoiceLayout
-from sparroll.attention.decode.workspace import has_peaks
+from sparroll.attention.decode.workspace import MANY_PAIRS, by_sample, has_peaks
 from sparroll.attention.kernel_check import USUAL, Heads, differences, of_model, usual_contexts
 from sparroll.attention.selectors import PageMean, QuantizedMean, Remainder, Selector
 from sparroll.errors import UserError
@@ -58,6 +60,26 @@ def looked_up_anew() -> Iterator[None]:
     paged._load.cache_clear()
     yield
     paged._load.cache_clear()
+
+
+@pytest.mark.usefixtures("looked_up_anew")
+def test_a_large_batch_is_checked_where_it_chooses_by_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert all(by_sample(max(usual_contexts(each)) // each.unit_tokens, MANY_PAIRS + 1) for each in USUAL)
+    for module in (workspace, kernel_check, triton_top_k):
+        monkeypatch.setattr(module, "MANY_PAIRS", 20)
+    monkeypatch.setattr(workspace, "SAMPLED_UNITS", range(1, 100))
+    assert differences(FINE, Heads(2, 2, 32), **SMALL) == []
+    chosen = triton_top_k.choose_units
+
+    def wrong(scores_RHU: Tensor, *given: Any, **named: Any) -> None:
+        chosen(scores_RHU, *given, **named)
+        if by_sample(scores_RHU.shape[2], scores_RHU.shape[0] * scores_RHU.shape[1]):
+            given[3][0, 0, 0] = 3
+
+    monkeypatch.setattr(triton_top_k, "choose_units", wrong)
+    paged._load.cache_clear()
+    found = differences(FINE, Heads(2, 2, 32), **SMALL)
+    assert len(found) == 1 and found[0].endswith("of the chosen units by a sample")
 
 
 @pytest.mark.usefixtures("looked_up_anew")

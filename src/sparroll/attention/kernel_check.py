@@ -13,7 +13,14 @@ import torch
 from torch import Tensor
 
 from sparroll.attention.decode import paged
-from sparroll.attention.decode.workspace import PEAK_UNITS, StepWorkspace, has_peaks, log_weights_for
+from sparroll.attention.decode.workspace import (
+    MANY_PAIRS,
+    PEAK_UNITS,
+    StepWorkspace,
+    by_sample,
+    has_peaks,
+    log_weights_for,
+)
 from sparroll.attention.selectors import PageMean, QuantizedMean, Selector
 from sparroll.errors import UserError
 
@@ -180,14 +187,17 @@ def _scores(step: _Step) -> list[str]:
 
 
 def _choice(step: _Step) -> list[str]:
-    """Among the same scores, with and without peaks, also where rows have no padding. Leaves lists as the reference writes
-    them."""
+    """Among the same scores, with and without peaks, also where rows have no padding, and in a batch so large that it
+    chooses by a sample. Leaves lists as the reference writes them."""
 
-    def chosen(scores_RHU: Tensor, impl: str, peaks_RHK: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        ids, pages = torch.full_like(step.unit_ids_RHN, -2), torch.full_like(step.pages_RHN, -2)
+    def chosen(scores_RHU: Tensor, impl: str, peaks_RHK: Tensor | None = None, times: int = 1) -> tuple[Tensor, Tensor]:
+        """times: how often the requests are there."""
+        ids, pages = (torch.full_like(lists.repeat(times, 1, 1), -2) for lists in (step.unit_ids_RHN, step.pages_RHN))
         paged.choose_units(
-            scores_RHU, step.contexts_R, step.budgets_R, step.selector, ids, impl, pages_RHN=pages,
-            block_table_RM=step.block_table_RM, units_per_block=step.index_PSHW.shape[1], peaks_RHK=peaks_RHK,
+            scores_RHU.repeat(times, 1, 1) if times > 1 else scores_RHU, step.contexts_R.repeat(times),
+            step.budgets_R.repeat(times), step.selector, ids, impl, pages_RHN=pages,
+            block_table_RM=step.block_table_RM.repeat(times, 1), units_per_block=step.index_PSHW.shape[1],
+            peaks_RHK=peaks_RHK,
         )  # fmt: skip
         return ids, pages
 
@@ -201,11 +211,19 @@ def _choice(step: _Step) -> list[str]:
         found = chosen(scores_RHU, "triton", peaks)
         for what, its, right in zip(("chosen units", "places of chosen units"), found, expected, strict=True):
             told += [f"{wrong} of the {what}{about}"] if (wrong := _unlike(its, right)) else []
+    requests, heads, units = step.scores_RHU.shape
+    times = MANY_PAIRS // (requests * heads) + 1
+    if by_sample(units, times * requests * heads):
+        found = chosen(step.scores_RHU, "triton", times=times)
+        for what, its, right in zip(("chosen units", "places of chosen units"), found, expected, strict=True):
+            wrong = _unlike(its, right.repeat(times, 1, 1))
+            told += [f"{wrong} of the {what} by a sample"] if wrong else []
     step.unit_ids_RHN, step.pages_RHN = expected
     return told
 
 
 def _attention(step: _Step) -> list[str]:
+    """Also where it begins while lists are still made, as in engines."""
     exact = torch.zeros_like(step.out_RHGD, dtype=torch.float32)
     for out, impl in ((exact, "reference"), (step.out_RHGD, "triton")):
         paged.paged_decode(
@@ -215,7 +233,24 @@ def _attention(step: _Step) -> list[str]:
             log_weights_RHGN=step.log_weights_RHGN,
         )  # fmt: skip
     wrong = _unlike(step.out_RHGD.float(), exact, close=2e-2 if step.out_RHGD.dtype != torch.float32 else 1e-4)
-    return [f"{wrong} of the attention's outputs"] if wrong else []
+    told = [f"{wrong} of the attention's outputs"] if wrong else []
+    early = torch.full_like(step.out_RHGD, torch.nan)
+    paged.plan_step(step.contexts_R, step.budgets_R, step.selector, step.unit_ids_RHN.shape[2], step.workspace)
+    step.unit_ids_RHN.fill_(-2), step.pages_RHN.fill_(0)
+    paged.choose_units(
+        step.scores_RHU, step.contexts_R, step.budgets_R, step.selector, step.unit_ids_RHN, "triton",
+        pages_RHN=step.pages_RHN, block_table_RM=step.block_table_RM, units_per_block=step.index_PSHW.shape[1],
+        planned=True, workspace=step.workspace,
+    )  # fmt: skip
+    paged.paged_decode(
+        step.query_RHGD, step.keys_PBHD, step.values_PBHD, step.block_table_RM, step.unit_ids_RHN, step.contexts_R,
+        step.budgets_R, step.selector, step.query_RHGD.shape[-1] ** -0.5, early, step.workspace, "triton",
+        pages_RHN=step.pages_RHN, planned=True, index_PSHW=step.index_PSHW, groups_PSHV=step.groups_PSHV,
+        log_weights_RHGN=step.log_weights_RHGN, announced=True,
+    )  # fmt: skip
+    if wrong := _unlike(early, step.out_RHGD):
+        told.append(f"{wrong} of the outputs of attention that begins while lists are made")
+    return told
 
 
 def _unlike(found: Tensor, expected: Tensor, close: float = 0.0) -> str:
