@@ -125,7 +125,7 @@ def test_with_peaks_requests_of_one_batch_take_different_ways() -> None:
             assert_same(each, lengths, wanted, LAYOUT, peaks=True)
 
 
-WAYS = {"peaks": "_candidates_under_peaks", "all scores": "_make_candidates", "bounds": "choose_between_bounds"}
+WAYS = {"peaks": "candidates_under_peaks", "all scores": "candidates_of_all", "bounds": "choose_between_bounds"}
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="ways are taken out of the interpreted kernel")
@@ -204,12 +204,12 @@ def test_large_batches_choose_the_same_in_the_layout_that_they_take(wanted: int)
 def test_candidates_by_a_sample_have_as_many_lanes_as_they_need(
     monkeypatch: pytest.MonkeyPatch, wanted: int, lanes: int
 ) -> None:
-    from sparroll.attention.decode.choice import triton_sampled_choice
+    from sparroll.attention.decode.choice import triton_top_k
 
     chosen_among: list[int] = []
-    choose = triton_sampled_choice.choose_listed
+    choose = triton_top_k._choose_listed
     monkeypatch.setattr(
-        triton_sampled_choice, "choose_listed", lambda *given: (chosen_among.append(int(given[11])), choose(*given))[1]
+        triton_top_k, "_choose_listed", lambda *given: (chosen_among.append(int(given[11])), choose(*given))[1]
     )
     scores = torch.randn(1, 1, 2047, generator=torch.Generator().manual_seed(0))
     assert_same(scores, [2047], [wanted], SAMPLED)
@@ -234,19 +234,18 @@ def test_a_sample_that_deceives_costs_time_alone(
     monkeypatch: pytest.MonkeyPatch, better: float, wanted: int, lists: int, bounds: bool
 ) -> None:
     """better: by how much the scores of the sample are better than others; NaN where all are equal."""
-    from sparroll.attention.decode.choice import triton_sampled_choice
+    from sparroll.attention.decode.choice import triton_candidates, triton_top_k
 
     scores, called = torch.randn(4096, generator=torch.Generator().manual_seed(0)), []
     scores = (scores + better * (torch.arange(4096) // 4 % 32 == 0)).nan_to_num(0.0)
     if math.isnan(better):
         scores.zero_()
 
-    def count(name: str) -> None:
-        kernel = getattr(triton_sampled_choice, name)
-        monkeypatch.setattr(triton_sampled_choice, name, lambda *given: (called.append(name), kernel(*given))[1])
+    def count(module: Any, name: str) -> None:
+        kernel = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *given: (called.append(name), kernel(*given))[1])
 
-    for name in ("_list_reaching", "choose_between_bounds"):
-        count(name)
+    count(triton_candidates, "_list_reaching"), count(triton_top_k, "choose_between_bounds")
     assert_same(scores[None, None], [4096], [wanted], SAMPLED)
     assert called == ["_list_reaching"] * lists + ["choose_between_bounds"] * bounds
 

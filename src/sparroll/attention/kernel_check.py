@@ -224,17 +224,21 @@ def _choice(step: _Step) -> list[str]:
 
 def _attention(step: _Step) -> list[str]:
     """Also where it begins while lists are still made, as in engines."""
-    exact = torch.zeros_like(step.out_RHGD, dtype=torch.float32)
-    for out, impl in ((exact, "reference"), (step.out_RHGD, "triton")):
+
+    def attend(out: Tensor, impl: str, early: bool = False) -> None:
         paged.paged_decode(
             step.query_RHGD, step.keys_PBHD, step.values_PBHD, step.block_table_RM, step.unit_ids_RHN, step.contexts_R,
             step.budgets_R, step.selector, step.query_RHGD.shape[-1] ** -0.5, out, step.workspace, impl,
             pages_RHN=step.pages_RHN, index_PSHW=step.index_PSHW, groups_PSHV=step.groups_PSHV,
-            log_weights_RHGN=step.log_weights_RHGN,
+            log_weights_RHGN=step.log_weights_RHGN, planned=early, announced=early,
         )  # fmt: skip
+
+    exact = torch.zeros_like(step.out_RHGD, dtype=torch.float32)
+    attend(exact, "reference")
+    attend(step.out_RHGD, "triton")
     wrong = _unlike(step.out_RHGD.float(), exact, close=2e-2 if step.out_RHGD.dtype != torch.float32 else 1e-4)
     told = [f"{wrong} of the attention's outputs"] if wrong else []
-    early = torch.full_like(step.out_RHGD, torch.nan)
+    out = torch.full_like(step.out_RHGD, torch.nan)
     paged.plan_step(step.contexts_R, step.budgets_R, step.selector, step.unit_ids_RHN.shape[2], step.workspace)
     step.unit_ids_RHN.fill_(-2), step.pages_RHN.fill_(0)
     paged.choose_units(
@@ -242,13 +246,8 @@ def _attention(step: _Step) -> list[str]:
         pages_RHN=step.pages_RHN, block_table_RM=step.block_table_RM, units_per_block=step.index_PSHW.shape[1],
         planned=True, workspace=step.workspace,
     )  # fmt: skip
-    paged.paged_decode(
-        step.query_RHGD, step.keys_PBHD, step.values_PBHD, step.block_table_RM, step.unit_ids_RHN, step.contexts_R,
-        step.budgets_R, step.selector, step.query_RHGD.shape[-1] ** -0.5, early, step.workspace, "triton",
-        pages_RHN=step.pages_RHN, planned=True, index_PSHW=step.index_PSHW, groups_PSHV=step.groups_PSHV,
-        log_weights_RHGN=step.log_weights_RHGN, announced=True,
-    )  # fmt: skip
-    if wrong := _unlike(early, step.out_RHGD):
+    attend(out, "triton", early=True)
+    if wrong := _unlike(out, step.out_RHGD):
         told.append(f"{wrong} of the outputs of attention that begins while lists are made")
     return told
 

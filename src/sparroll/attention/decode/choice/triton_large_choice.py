@@ -23,6 +23,7 @@ from sparroll.attention.decode.choice.triton_threshold import (
     fifths,
     narrowed,
     ordered_bits,
+    rank_in_sample,
     reaching,
     searched,
 )
@@ -91,10 +92,7 @@ def _bounds(scores_row, units, wanted, LANES: tl.constexpr):
     held = ordered_scores(scores_row, tl.where(units > LANES, unit.to(tl.int32), tl.arange(0, LANES)), units, 1)
     least, finite = ends(held)
     there = tl.minimum(units, LANES)
-    share = wanted.to(tl.float32) / units.to(tl.float32)
-    rank = share * there
-    # Of a part, drawn without putting back.
-    deviation = tl.sqrt(rank * (1.0 - share) * (1.0 - there.to(tl.float32) / units.to(tl.float32))) + 1.0
+    rank, deviation = rank_in_sample(units, wanted, there)
     tolerance = (0.5 * deviation).to(tl.int32)
     low = tl.full([], LEAST + 1, tl.int32)
     high = tl.full([], LARGEST, tl.int32)

@@ -1,5 +1,5 @@
-"""How kernels write chosen units into lists: where each one goes, and stores that hand nothing from thread to thread; and
-the choice among those that one list holds. These are jit helpers."""
+"""How kernels write chosen units into lists: where each one goes, and stores that hand nothing from thread to thread.
+These are jit helpers."""
 
 from __future__ import annotations
 
@@ -8,15 +8,7 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from sparroll.attention.decode.choice.triton_threshold import (
-    LARGEST,
-    LEAST,
-    below,
-    closely_above,
-    ends,
-    ordered_bits,
-    searched,
-)
+from sparroll.attention.decode.choice.triton_threshold import LEAST, ordered_bits
 
 
 @triton.jit
@@ -143,46 +135,3 @@ def ordered_scores(scores_row, unit, units, LOADED: tl.constexpr, wanted=True):
     """Ordered bits of `scores_of`; LEAST, which no score has, of units that do not exist or are not wanted."""
     score = scores_of(scores_row, unit, units, LOADED, wanted)
     return tl.where(wanted & (unit < units), ordered_bits(score), LEAST)
-
-
-@triton.jit
-@no_type_check
-def choose_listed(
-    scores_row,
-    ids_row,
-    pages_row,
-    table_row,
-    listed_row,
-    units,
-    wanted,
-    count,
-    low,
-    finite,
-    UNITS_PER_BLOCK: tl.constexpr,
-    LANES: tl.constexpr,
-    WITH_PAGES: tl.constexpr,
-    PAGES_EARLY: tl.constexpr,
-    COMPILED: tl.constexpr,
-):
-    """Write the `wanted` best of `count` listed units, whose scores reach `low`; of all, where there are no more. `finite`:
-    the largest finite score that was seen.  PAGES_EARLY: pages arrive while the search goes on, which takes registers."""
-    lane = tl.arange(0, LANES)
-    listed = lane < count
-    made = count < units
-    unit = tl.where(made, tl.load(listed_row + lane, mask=listed & made, other=0), lane)
-    score = tl.load(scores_row + unit, mask=listed, other=0.0)
-    ordered = tl.where(listed, ordered_bits(score), LEAST)
-    if WITH_PAGES and PAGES_EARLY:
-        page = page_of(table_row, unit, listed, UNITS_PER_BLOCK, COMPILED)
-    if made:
-        first, second, third, fourth = closely_above(low, finite)
-    else:
-        low, finite = ends(ordered)
-        first, second, third, fourth = below(finite, low)
-    threshold = searched(ordered, low, count, LARGEST, first, second, third, fourth, wanted, wanted, True)
-    place, chosen = places_of_best(ordered, threshold, wanted)
-    put(ids_row, place, unit, chosen, COMPILED)
-    if WITH_PAGES:
-        if not PAGES_EARLY:
-            page = page_of(table_row, unit, chosen, UNITS_PER_BLOCK, COMPILED)
-        put(pages_row, place, page, chosen, COMPILED)

@@ -28,6 +28,16 @@ def ordered_bits(score):
 
 @triton.jit
 @no_type_check
+def rank_in_sample(units, wanted, held):
+    """Which place the `wanted`-th of so many units can be expected to have among `held` of them, and about how far it may
+    lie from there: the standard deviation where these are drawn without putting back, and a place more."""
+    share = wanted.to(tl.float32) / units.to(tl.float32)
+    rank = share * held
+    return rank, tl.sqrt(rank * (1.0 - share) * (1.0 - held / units.to(tl.float32))) + 1.0
+
+
+@triton.jit
+@no_type_check
 def best_threshold(ordered, exists, wanted):
     """The `wanted`-th largest of `ordered`, or a number that exactly `wanted` of them reach; the largest where none is
     wanted. Lanes that do not exist are LEAST, and `wanted` is no more than those that do."""

@@ -4,15 +4,15 @@ One program does it for one head, in the first of these ways that suits:
 
 1. Where there is a lane for each unit, it searches for the k-th largest score, and writes the units above it and, of
    those equal to it, the lowest.
-2. Of more units it makes candidates first. Lanes keep the largest of some scores each, and a number is searched for
-   that k lanes reach: at least k scores do, and with some times more lanes than k hardly more. The units that reach it
-   are listed, and the search goes on among them. Where the kernel that scores left the best score of every eight
-   neighbours, their peak, these are the lanes, and only scores under peaks that reach the number are loaded. Where many
-   are wanted, or neighbours are so alike that candidates become too many, all scores are loaded. Without peaks all are,
-   too: once, and they stay in registers, where they fit.
+2. Of more units it makes candidates first (triton_candidates.py). Lanes keep the largest of some scores each, and a
+   number is searched for that k lanes reach: at least k scores do, and with some times more lanes than k hardly more.
+   The units that reach it are listed, and the search goes on among them. Where the kernel that scores left the best
+   score of every eight neighbours, their peak, these are the lanes, and only scores under peaks that reach the number
+   are loaded. Where many are wanted, or neighbours are so alike that candidates become too many, all scores are
+   loaded. Without peaks all are, too: once, and they stay in registers, where they fit.
 3. Large budgets, and more candidates than there is room for, as among equal scores, are left to triton_large_choice.py.
 
-Of large batches with many units (workspace.by_sample) the second way is another one, triton_sampled_choice.py's.
+In large batches with many units (workspace.by_sample) candidates come from a sample of the scores instead.
 
 All are exact. The way follows each request's own length and budget, which lie on the device, so one CUDA graph holds
 for all of them. Where the shape of the scores leaves only the first one open, the kernel is compiled for no other.
@@ -28,17 +28,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparroll.attention.decode.choice.triton_large_choice import choose_between_bounds
-from sparroll.attention.decode.choice.triton_listing import (
-    choose_listed,
-    list_units,
-    ordered_scores,
-    page_of,
-    places_of_best,
-    put,
+from sparroll.attention.decode.choice.triton_candidates import (
+    PEAK,
+    PEAK_ROWS,
+    candidates_by_sample,
+    candidates_of_all,
+    candidates_under_peaks,
 )
-from sparroll.attention.decode.choice.triton_sampled_choice import choose_by_sample
-from sparroll.attention.decode.choice.triton_threshold import LARGEST, LEAST, below, ends, searched
+from sparroll.attention.decode.choice.triton_large_choice import choose_between_bounds
+from sparroll.attention.decode.choice.triton_listing import ordered_scores, page_of, places_of_best, put
+from sparroll.attention.decode.choice.triton_threshold import (
+    LARGEST,
+    LEAST,
+    below,
+    closely_above,
+    ends,
+    ordered_bits,
+    searched,
+)
 from sparroll.attention.decode.triton_launch import announce, let_next_begin, overlapping, wait_for_previous
 from sparroll.attention.decode.workspace import MANY_PAIRS, PEAK_UNITS, by_sample
 from sparroll.attention.selectors.base import Selector
@@ -47,9 +54,6 @@ if TYPE_CHECKING:
     from sparroll.attention.decode.workspace import StepWorkspace
 
 LEAST_LANES = 256
-PEAK = tl.constexpr(PEAK_UNITS)
-PEAK_ROWS = tl.constexpr(4)
-"""Scores that a thread holds at a time where there are peaks, in fours."""
 
 
 @dataclass(frozen=True)
@@ -202,8 +206,6 @@ def _choose(
     SAMPLED: tl.constexpr,
     launch_pdl: tl.constexpr = False,
 ):
-    if not ANNOUNCED:
-        let_next_begin(launch_pdl)
     if not PLANNED:
         wait_for_previous(launch_pdl)
     head = tl.program_id(0)
@@ -213,8 +215,7 @@ def _choose(
     units = (context + UNIT - 1) // UNIT
     wanted = tl.minimum(tl.where(budget >= context, units, budget // UNIT), most)
     wait_for_previous(launch_pdl)
-    if ANNOUNCED:
-        let_next_begin(launch_pdl)
+    let_next_begin(launch_pdl)
     if LOADED == 4:
         # Of the numbers that it is given, the compiler only knows which are multiples of 16.
         scores_per_request = scores_per_request // 4 * 4
@@ -236,28 +237,17 @@ def _choose(
         if MANY:
             ROOM: tl.constexpr = 2 * LANES if PEAK_LANES > 0 or SAMPLED else LANES
             listed_row = candidates + (request * tl.num_programs(0) + head) * ROOM
-            if SAMPLED:
-                if units <= LANES:
-                    _choose_of_few(
-                        scores_row, ids_row, pages_row, table_row, units, wanted, UNITS_PER_BLOCK, LANES, LOADED,
-                        WITH_PAGES, COMPILED,
-                    )  # fmt: skip
-                else:
-                    choose_by_sample(
-                        scores_row, ids_row, pages_row, table_row, listed_row, units, wanted, UNITS_PER_BLOCK, QUADS,
-                        LANES, LOADED, WITH_PAGES, COMPILED,
-                    )  # fmt: skip
-            elif PEAK_LANES == 0:
+            if PEAK_LANES == 0 and not SAMPLED:
                 _choose_of_many(
                     scores_row, peaks, ids_row, pages_row, table_row, listed_row, units, wanted, UNITS_PER_BLOCK, MANY,
-                    LANES, ROWS, QUADS, LOADED, WITH_PAGES, COMPILED, PEAK_LANES,
+                    LANES, ROWS, QUADS, LOADED, WITH_PAGES, COMPILED, PEAK_LANES, SAMPLED,
                 )  # fmt: skip
             elif units <= LANES:
                 _choose_of_few(
                     scores_row, ids_row, pages_row, table_row, units, wanted, UNITS_PER_BLOCK, LANES, LOADED, WITH_PAGES,
                     COMPILED,
                 )  # fmt: skip
-            elif units <= 2 * LANES:
+            elif PEAK_LANES > 0 and units <= 2 * LANES:
                 _choose_of_few(
                     scores_row, ids_row, pages_row, table_row, units, wanted, UNITS_PER_BLOCK, 2 * LANES, LOADED,
                     WITH_PAGES, COMPILED,
@@ -266,7 +256,7 @@ def _choose(
                 _choose_of_many(
                     scores_row, peaks + request * peaks_per_request + head * peaks_per_head, ids_row, pages_row,
                     table_row, listed_row, units, wanted, UNITS_PER_BLOCK, MANY, LANES, ROWS, QUADS, LOADED, WITH_PAGES,
-                    COMPILED, PEAK_LANES,
+                    COMPILED, PEAK_LANES, SAMPLED,
                 )  # fmt: skip
         # Known when the kernel is compiled, and then what follows is left out.
         elif MORE_LANES == 0:  # noqa: SIM114
@@ -345,9 +335,10 @@ def _choose_of_many(
     WITH_PAGES: tl.constexpr,
     COMPILED: tl.constexpr,
     PEAK_LANES: tl.constexpr,
+    SAMPLED: tl.constexpr,
 ):
     """Write the `wanted` best of up to MANY units, at least one and not all. `listed_row` has a place for each lane, and
-    with peaks two."""
+    with peaks or by a sample two."""
     CHUNK: tl.constexpr = 4 * ROWS * QUADS
     count = units
     low = tl.zeros([], tl.int32)
@@ -355,168 +346,118 @@ def _choose_of_many(
     if units > LANES:
         # None are made where they would take up more than half of the lanes, of either kind.
         count = tl.full([], LANES + 1, tl.int32)
-        if PEAK_LANES > 0:
+        if SAMPLED:
+            count, low, finite = candidates_by_sample(
+                scores_row, listed_row, units, wanted, QUADS, LANES, LOADED, COMPILED
+            )
+        elif PEAK_LANES > 0:
             # As many as candidates of all scores can be made for, from two lanes for each quad.
             MOST: tl.constexpr = LANES // 2 if LANES // 2 < 4 * QUADS else 4 * QUADS
             # A number that most peaks reach would be reached by too many units.
             if (wanted <= MOST) & (16 * wanted <= units):
                 FEWER: tl.constexpr = PEAK_LANES if PEAK_LANES < LANES else LANES
                 if units <= FEWER * PEAK:
-                    count, low, finite = _candidates_under_peaks(
+                    count, low, finite = candidates_under_peaks(
                         scores_row, peaks_row, listed_row, units, wanted, QUADS, LANES, FEWER, LOADED, COMPILED
                     )
                 else:
-                    count, low, finite = _candidates_under_peaks(
+                    count, low, finite = candidates_under_peaks(
                         scores_row, peaks_row, listed_row, units, wanted, QUADS, LANES, PEAK_LANES, LOADED, COMPILED
                     )
             if (wanted <= MOST) & (count > LANES):
                 # Lists begin anew.
                 tl.debug_barrier()
-                count, low, finite = _make_candidates(
+                count, low, finite = candidates_of_all(
                     scores_row, listed_row, units, wanted, PEAK_ROWS, 2, QUADS, LANES, False, LOADED, COMPILED
                 )
         elif wanted <= LANES // 2:
             if units <= CHUNK:
                 if wanted <= 2 * QUADS:
-                    count, low, finite = _make_candidates(
+                    count, low, finite = candidates_of_all(
                         scores_row, listed_row, units, wanted, ROWS, 1, QUADS, LANES, True, LOADED, COMPILED
                     )
                 elif wanted <= 4 * QUADS:
-                    count, low, finite = _make_candidates(
+                    count, low, finite = candidates_of_all(
                         scores_row, listed_row, units, wanted, ROWS, 2, QUADS, LANES, True, LOADED, COMPILED
                     )
             # Known when the kernel is compiled.
             elif MANY > CHUNK:
                 if units <= 2 * CHUNK:
                     if wanted <= 4 * QUADS:
-                        count, low, finite = _make_candidates(
+                        count, low, finite = candidates_of_all(
                             scores_row, listed_row, units, wanted, 2 * ROWS, 2, QUADS, LANES, True, LOADED, COMPILED
                         )
                 elif wanted <= 8 * QUADS:
-                    count, low, finite = _make_candidates(
+                    count, low, finite = candidates_of_all(
                         scores_row, listed_row, units, wanted, ROWS, 4, QUADS, LANES, False, LOADED, COMPILED
                     )
         # What other threads listed must have arrived.
         tl.debug_barrier()
     if count <= LANES // 4:
-        choose_listed(
+        _choose_listed(
             scores_row, ids_row, pages_row, table_row, listed_row, units, wanted, count, low, finite, UNITS_PER_BLOCK,
             LANES // 4, WITH_PAGES, True, COMPILED,
         )  # fmt: skip
     elif count <= LANES // 2:
-        choose_listed(
+        _choose_listed(
             scores_row, ids_row, pages_row, table_row, listed_row, units, wanted, count, low, finite, UNITS_PER_BLOCK,
             LANES // 2, WITH_PAGES, True, COMPILED,
         )  # fmt: skip
     elif count <= LANES:
-        choose_listed(
+        _choose_listed(
             scores_row, ids_row, pages_row, table_row, listed_row, units, wanted, count, low, finite, UNITS_PER_BLOCK,
-            LANES, WITH_PAGES, True, COMPILED,
+            LANES, WITH_PAGES, not SAMPLED, COMPILED,
+        )  # fmt: skip
+    elif SAMPLED and count <= 2 * LANES:
+        _choose_listed(
+            scores_row, ids_row, pages_row, table_row, listed_row, units, wanted, count, low, finite, UNITS_PER_BLOCK,
+            2 * LANES, WITH_PAGES, False, COMPILED,
         )  # fmt: skip
     else:
         choose_between_bounds(
             scores_row, ids_row, pages_row, table_row, listed_row, units, wanted, UNITS_PER_BLOCK, QUADS, LANES, LOADED,
-            WITH_PAGES, PEAK_LANES > 0, COMPILED,
+            WITH_PAGES, PEAK_LANES > 0 or SAMPLED, COMPILED,
         )  # fmt: skip
 
 
 @triton.jit
 @no_type_check
-def _make_candidates(
+def _choose_listed(
     scores_row,
+    ids_row,
+    pages_row,
+    table_row,
     listed_row,
     units,
     wanted,
-    ROWS: tl.constexpr,
-    LANE_ROWS: tl.constexpr,
-    QUADS: tl.constexpr,
-    ROOM: tl.constexpr,
-    HELD: tl.constexpr,
-    LOADED: tl.constexpr,
-    COMPILED: tl.constexpr,
-):
-    """List at least `wanted` units in ascending order, the best among them. How many there are, which may be more than
-    there is room for; a number that their scores reach; the largest finite one that was seen. HELD: all scores are held
-    at a time."""
-    CHUNK: tl.constexpr = 4 * ROWS * QUADS
-    LANES: tl.constexpr = 4 * LANE_ROWS * QUADS
-    inside = tl.arange(0, ROWS)[:, None] * (4 * QUADS) + tl.arange(0, 4 * QUADS)[None, :]
-    ordered = ordered_scores(scores_row, inside, units, LOADED)
-    best = _largest_of(ordered, LANE_ROWS, ROWS, QUADS)
-    if not HELD:
-        for start in range(CHUNK, units, CHUNK):
-            part = ordered_scores(scores_row, start + inside, units, LOADED)
-            best = tl.maximum(best, _largest_of(part, LANE_ROWS, ROWS, QUADS))
-    # Any number will do that enough lanes reach, and not so many more that there is no room for their units.
-    enough = tl.maximum(wanted + wanted // 4, LANES // 8)
-    least, finite = ends(best)
-    first, second, third, fourth = below(finite, least)
-    low = searched(
-        best, least, tl.minimum(units, LANES), LARGEST, first, second, third, fourth, wanted, enough, False
-    )  # fmt: skip
-    count = tl.zeros([], tl.int32)
-    if HELD:
-        count = list_units(
-            listed_row, listed_row, listed_row, inside, ordered >= low, count, ROWS, QUADS, ROOM, 1, False, COMPILED
-        )
-    else:
-        for start in range(0, units, CHUNK):
-            part = ordered_scores(scores_row, start + inside, units, LOADED)
-            count = list_units(
-                listed_row, listed_row, listed_row, start + inside, part >= low, count, ROWS, QUADS, ROOM, 1, False,
-                COMPILED,
-            )  # fmt: skip
-    return count, low, finite
-
-
-@triton.jit
-@no_type_check
-def _candidates_under_peaks(
-    scores_row,
-    peaks_row,
-    listed_row,
-    units,
-    wanted,
-    QUADS: tl.constexpr,
-    ROOM: tl.constexpr,
+    count,
+    low,
+    finite,
+    UNITS_PER_BLOCK: tl.constexpr,
     LANES: tl.constexpr,
-    LOADED: tl.constexpr,
+    WITH_PAGES: tl.constexpr,
+    PAGES_EARLY: tl.constexpr,
     COMPILED: tl.constexpr,
 ):
-    """As `_make_candidates`, with a lane for each peak. `listed_row` has ROOM places for candidates, and behind them as
-    many for peaks."""
+    """Write the `wanted` best of `count` listed units, whose scores reach `low`; of all, where there are no more. `finite`:
+    the largest finite score that was seen.  PAGES_EARLY: pages arrive while the search goes on, which takes registers."""
     lane = tl.arange(0, LANES)
-    peaks = (units + PEAK - 1) // PEAK
-    best = tl.load(peaks_row + lane, mask=lane < peaks, other=LEAST)
-    least, finite = ends(best)
-    first, second, third, fourth = below(finite, least)
-    low = searched(best, least, peaks, LARGEST, first, second, third, fourth, wanted, wanted + wanted // 4, False)
-    reached = (best >= low).to(tl.int32)
-    place = tl.cumsum(reached, axis=0) - reached
-    high = tl.sum(reached, axis=0)
-    high_row = listed_row + ROOM
-    put(high_row, place, lane, (reached != 0) & (place < ROOM), COMPILED)
-    count = tl.full([], ROOM + 1, tl.int32)
-    if high <= ROOM:
-        count = tl.zeros([], tl.int32)
-        # What other threads listed must have arrived.
-        tl.debug_barrier()
-        TOGETHER: tl.constexpr = 4 * PEAK_ROWS * QUADS // PEAK
-        for start in range(0, high, TOGETHER):
-            each = start + tl.arange(0, TOGETHER)
-            peak = tl.load(high_row + each, mask=each < high, other=0)
-            unit = peak[:, None] * PEAK + tl.arange(0, PEAK)[None, :]
-            listed = ordered_scores(scores_row, unit, units, LOADED, (each < high)[:, None]) >= low
-            count = list_units(
-                listed_row, listed_row, listed_row, tl.reshape(unit, [PEAK_ROWS, 4 * QUADS]),
-                tl.reshape(listed, [PEAK_ROWS, 4 * QUADS]), count, PEAK_ROWS, QUADS, ROOM, 1, False, COMPILED,
-            )  # fmt: skip
-    return count, low, finite
-
-
-@triton.jit
-@no_type_check
-def _largest_of(ordered, LANE_ROWS: tl.constexpr, ROWS: tl.constexpr, QUADS: tl.constexpr):
-    """The largest of every ROWS / LANE_ROWS scores, none of which are neighbours."""
-    split = tl.reshape(ordered, [ROWS // LANE_ROWS, LANE_ROWS, 4 * QUADS])
-    return tl.reshape(tl.max(split, axis=0), [4 * LANE_ROWS * QUADS])
+    listed = lane < count
+    made = count < units
+    unit = tl.where(made, tl.load(listed_row + lane, mask=listed & made, other=0), lane)
+    score = tl.load(scores_row + unit, mask=listed, other=0.0)
+    ordered = tl.where(listed, ordered_bits(score), LEAST)
+    if WITH_PAGES and PAGES_EARLY:
+        page = page_of(table_row, unit, listed, UNITS_PER_BLOCK, COMPILED)
+    if made:
+        first, second, third, fourth = closely_above(low, finite)
+    else:
+        low, finite = ends(ordered)
+        first, second, third, fourth = below(finite, low)
+    threshold = searched(ordered, low, count, LARGEST, first, second, third, fourth, wanted, wanted, True)
+    place, chosen = places_of_best(ordered, threshold, wanted)
+    put(ids_row, place, unit, chosen, COMPILED)
+    if WITH_PAGES:
+        if not PAGES_EARLY:
+            page = page_of(table_row, unit, chosen, UNITS_PER_BLOCK, COMPILED)
+        put(pages_row, place, page, chosen, COMPILED)
