@@ -331,7 +331,7 @@ def sweep(clock: Clock, choice: Choice) -> list[dict[str, Any]]:
     """Other layouts of each kernel's programs, each checked, then timed. Fastest first."""
     from triton.runtime.errors import OutOfResources
 
-    from sparroll.attention.decode import triton_score
+    from sparroll.attention.decode.scores import triton_score
 
     case = choice.case
     requests, _, group, dim = case.query_RHGD.shape

@@ -154,9 +154,9 @@ def sweep(clock: AnyClock, choice: decode_kernels.Choice, options: argparse.Name
     """Other layouts of each kernel's programs: each checked against the one that is used, then timed. Fastest first."""
     from triton.runtime.errors import OutOfResources
 
-    from sparroll.attention.decode import triton_score_codes
     from sparroll.attention.decode.choice import triton_top_k
     from sparroll.attention.decode.remainder import triton_unread
+    from sparroll.attention.decode.scores import triton_score_codes
 
     case, rows = choice.case, []
     choice.plan(), choice.layer()

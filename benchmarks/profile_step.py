@@ -34,9 +34,9 @@ from sparroll import records
 from sparroll.schedule import Schedule
 
 OURS = {
-    "attention.decode.triton_score": "scores",
+    "attention.decode.scores.triton_score": "scores",
     "attention.decode.choice.triton_top_k": "choice",
-    "attention.decode.triton_score_codes": "scores",
+    "attention.decode.scores.triton_score_codes": "scores",
     "attention.decode.triton_attend": "gather",
     "attention.decode.remainder.triton_remainder": "remainder",
     "attention.decode.remainder.triton_unread": "remainder",

@@ -35,13 +35,12 @@ from sparroll.attention.decode import (
     triton_budgets,
     triton_groups,
     triton_index,
-    triton_score,
-    triton_score_codes,
     triton_work_split,
 )
 from sparroll.attention.decode.choice import triton_top_k
 from sparroll.attention.decode.layers_apart import ALIGNED_BYTES
 from sparroll.attention.decode.remainder import triton_remainder, triton_unread
+from sparroll.attention.decode.scores import triton_score, triton_score_codes
 from sparroll.attention.decode.workspace import (
     MANY_PAIRS,
     SCORED_TILE_BYTES,
@@ -70,6 +69,7 @@ _POINTERS = {
     **dict.fromkeys(
         ("query", "keys", "values", "out", "grad_out", "grad_query", "grad_keys", "grad_values"), "of the model"
     ),
+    **dict.fromkeys(("new_keys", "new_values", "cache_keys", "cache_values"), "of the model"),
 }
 _POINTERS_OF = {
     "triton_budgets": {
@@ -109,6 +109,11 @@ def kernels(dtype: torch.dtype, dim: int, group: int, tile: MaskedTile | None = 
     yield "score", choice._score, {**sizes, **score}, {"num_warps": 4, "num_stages": 2}
 
 
+NO_NEW_TOKENS: dict[str, Any] = {
+    "BLOCK_TOKENS": 0,
+    **dict.fromkeys(("new_keys", "new_values", "cache_keys", "cache_values", "slots")),
+}
+"""Of kernels that score and store nothing."""
 FINE_UNITS = ((4, 4, 16), (2, 2, 16), (1, 1, 16), (8, 2, 32), (16, 4, 16))
 """Tokens and bits of units, and tokens of a block. Four units of 2 bits in one are a layout of their own."""
 
@@ -125,7 +130,7 @@ def fine_unit_kernels(dtype: torch.dtype, dim: int, group: int, layouts: bool = 
             "ALIGN": triton_index.loaded_bytes(selector, dim) // 4, "DP4A": True,
         }  # fmt: skip
         tile = default_scored_tile(4 * words, bits)
-        tiles, lanes = ((tile, tile // 2), (32, 256, 512, 1024)) if layouts else ((tile,), (32, 256))
+        tiles, lanes = ((tile, tile // 2), (32, 64, 128, 256, 512, 1024)) if layouts else ((tile,), (32, 256))
         for its_tile, request_lanes in itertools.product(tiles, lanes):
             layout = triton_score_codes.ScoreLayout.default(its_tile, bits, request_lanes)
             options = {
@@ -135,7 +140,8 @@ def fine_unit_kernels(dtype: torch.dtype, dim: int, group: int, layouts: bool = 
                 name = f"scores of {unit} x {bits}, {its_tile} units" + (" and their peaks" if with_peaks else "")
                 name += f", {request_lanes} lanes"
                 constants = {**score, "TILE": its_tile, "WITH_PEAKS": with_peaks, "LANES_R": request_lanes,
-                    "PER_GROUP": 0, "SPREADS_AT": 0, "groups_bf16": None, "log_weights": None}  # fmt: skip
+                    "PER_GROUP": 0, "SPREADS_AT": 0, "groups_bf16": None, "log_weights": None,
+                    "BLOCK_TOKENS": block}  # fmt: skip
                 yield name, triton_score_codes._score_codes, constants, options
         if bits == 4 or layouts:
             constants = {
@@ -216,6 +222,7 @@ def weighed_kernels(selector: QuantizedMean, dim: int, group: int) -> Iterator[K
         layout = triton_score_codes.ScoreLayout.default(tile, bits, lanes, group)
         score = {
             **sizes, "GROUP": min(64 // unit, 16, in_group), "HEADS": 8, "LANES_R": lanes, "TILE": tile, "WITH_PEAKS": True,
+            **NO_NEW_TOKENS,
         }  # fmt: skip
         options = {"num_warps": layout.warps, "maxnreg": layout.most_registers, "enable_fp_fusion": False}
         yield f"scores and weights, {about}, {lanes} lanes", triton_score_codes._score_codes, score, options
@@ -233,7 +240,8 @@ def page_mean_kernels(dim: int, group: int) -> Iterator[Kernel]:
     score = {
         "UNIT": 16, "UNITS_PER_BLOCK": 1, "FIRST": 1, "RECENT": 2, "HEADS": 8, "G": group, "W": dim,
         "LANES_G": triton.next_power_of_2(group), "LANES_W": lanes_d, "LANES_R": 32,
-        "TILE": SCORED_TILE_BYTES >> (2 * dim - 1).bit_length(), "FP8": False, "ALIGN": 1, "launch_pdl": True,
+        "TILE": SCORED_TILE_BYTES >> (2 * dim - 1).bit_length(), "FP8": False, "ALIGN": 1, "D": dim,
+        "BLOCK_TOKENS": 16, "launch_pdl": True,
     }  # fmt: skip
     yield "scores of page_mean", triton_score._mean_query, score, {"num_warps": 4}
     index = {

@@ -226,7 +226,7 @@ def test_rows_within_their_budget_are_not_scored_and_the_choice_is_the_reference
 @pytest.mark.parametrize("programs", [1, 2, 7, 40, 1000])
 @pytest.mark.parametrize("bits", [None, *BITS])
 def test_scores_by_any_number_of_programs(bits: int | None, programs: int) -> None:
-    from sparroll.attention.decode import triton_score
+    from sparroll.attention.decode.scores import triton_score
 
     selector = PageMean(4, 16, 32) if bits is None else selector_of(4, bits)
     contexts = [0, *SHORT_CONTEXTS, 0]

@@ -14,9 +14,10 @@ pytest.importorskip("triton", reason="triton runs on Linux only")
 
 from paged_caches import DEVICE
 from sparroll.attention import kernel_check
-from sparroll.attention.decode import paged, triton_attend, triton_score, workspace
+from sparroll.attention.decode import paged, triton_attend, workspace
 from sparroll.attention.decode.choice import triton_top_k
 from sparroll.attention.decode.choice.triton_top_k import ChoiceLayout
+from sparroll.attention.decode.scores import triton_score
 from sparroll.attention.decode.workspace import MANY_PAIRS, by_sample, has_peaks
 from sparroll.attention.kernel_check import USUAL, Heads, differences, of_model, usual_contexts
 from sparroll.attention.selectors import PageMean, QuantizedMean, Remainder, Selector

@@ -394,8 +394,8 @@ def test_an_engine_compiles_for_few_numbers_of_requests() -> None:
 
     sizes = range(1, 1025)
     assert all(request_lanes(requests) >= requests for requests in sizes)
-    assert {request_lanes(requests) for requests in sizes} == {32, 256, 512, 1024}
-    assert [request_lanes(requests) for requests in (32, 33, 256, 257)] == [32, 256, 256, 512]
+    assert {request_lanes(requests) for requests in sizes} == {32, 64, 128, 256, 512, 1024}
+    assert [request_lanes(requests) for requests in (32, 33, 65, 256, 257)] == [32, 64, 128, 256, 512]
 
 
 @pytest.mark.parametrize("unit", [4, 16])

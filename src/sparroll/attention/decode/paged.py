@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparroll.attention.decode.new_tokens import NewTokens
 from sparroll.attention.decode.workspace import (
     PEAK_UNITS,
     LayerPlans,
@@ -42,7 +43,7 @@ _MODULES = {
     "triton": {
         "update_index": "triton_index",
         "update_groups": "triton_groups",
-        "score_units": "triton_score",
+        "score_units": "scores.triton_score",
         "choose_units": "choice.triton_top_k",
         "plan_step": "triton_work_split",
         "plan_layers": "triton_work_split",
@@ -166,6 +167,7 @@ def score_units(
     peaks_RHK: Tensor | None = None,
     groups_PSHV: Tensor | None = None,
     log_weights_RHGN: Tensor | None = None,
+    new_tokens: NewTokens | None = None,
 ) -> None:
     """Score every unit of each (request, head) into scores_RHU (fp32), as `selector.score` does.
 
@@ -178,6 +180,8 @@ def score_units(
     `log_weights_RHGN`, of `log_weights_for`, takes what each group of the remainder weighs to each query head if none of
     its units is read, as base-2 logarithms, for `paged_decode`; units that are read anyway weigh nothing. It needs the
     rows of groups. "triton" cannot do without it where the selector is `weighed_with_scores`.
+
+    `new_tokens`: are stored into the cache by the same kernel, for kernels behind it.
     """
     requests, heads, group, dim = query_RHGD.shape
     blocks, units_per_block = index_PSHW.shape[:2]
@@ -199,6 +203,8 @@ def score_units(
         _peaks(peaks_RHK, scores_RHU)
         if not has_peaks(selector):
             raise UserError(f"no peaks are kept of the scores of {selector}", "leave out peaks_RHK")
+    if new_tokens is not None:
+        new_tokens.check()
     _check_log_weights(log_weights_RHGN, (requests, heads, group), selector, impl)
     if log_weights_RHGN is not None:
         if groups_PSHV is None:
@@ -209,7 +215,7 @@ def score_units(
     _operation(impl, "score_units", query_RHGD)(
         query_RHGD, index_PSHW, block_table_RM, context_tokens_R, selector, scores_RHU, kv_budget_tokens_R,
         dim**-0.5 if scale is None else scale, workspace, planned, peaks_RHK, groups_PSHV=groups_PSHV,
-        log_weights_RHGN=log_weights_RHGN,
+        log_weights_RHGN=log_weights_RHGN, new_tokens=new_tokens,
     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sparroll.attention.decode import remainder_reference
+from sparroll.attention.decode.new_tokens import NewTokens
 from sparroll.attention.decode.reference import NOT_CHOSEN, best_first, in_order
 from sparroll.attention.decode.workspace import PEAK_UNITS
 from sparroll.attention.selectors.base import Selector
@@ -49,8 +50,11 @@ def score_units(
     peaks_RHK: Tensor | None = None,
     groups_PSHV: Tensor | None = None,
     log_weights_RHGN: Tensor | None = None,
+    new_tokens: NewTokens | None = None,
 ) -> None:
     """See paged.score_units."""
+    if new_tokens is not None:
+        _store(new_tokens)
     unit, units_per_block = selector.unit_tokens, index_PSHW.shape[1]
     first, recent = selector.first_tokens // unit, selector.recent_tokens // unit
     ids_U = torch.arange(scores_RHU.shape[2], device=scores_RHU.device)
@@ -85,6 +89,13 @@ def score_units(
             candidates_RU[:, None, None], selector, scale,
         )[:, 0]  # fmt: skip
         log_weights_RHGN.copy_(log_RHGN / math.log(2))
+
+
+def _store(new: NewTokens) -> None:
+    there_T = new.slots_T >= 0
+    slots_X, block_tokens = new.slots_T[there_T].long(), new.keys_PBHD.shape[1]
+    place = slots_X // block_tokens, slots_X % block_tokens
+    new.keys_PBHD[place], new.values_PBHD[place] = new.keys_THD[there_T], new.values_THD[there_T]
 
 
 def peaks_of(scores_RHU: Tensor) -> Tensor:

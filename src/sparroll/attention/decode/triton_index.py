@@ -24,7 +24,7 @@ MOST_PROGRAMS = 1024
 programs."""
 FEW_PROGRAMS = 4096
 """About as many as an H200 holds at a time. Of many more, most would be started only to end at once."""
-MOST_LAYERS_EACH = 4
+MOST_LAYERS_EACH = 2
 """Layers that a program writes one after the other, where there would otherwise be too many programs."""
 
 
@@ -40,7 +40,9 @@ def update_index(
     places, layers = triton.cdiv(tokens, tokens_each), 1 if apart_2L is None else apart_2L.shape[1]
     layers_each = max(1, min(places * heads * layers // FEW_PROGRAMS, MOST_LAYERS_EACH))
     grid = (places, heads, triton.cdiv(layers, layers_each))
-    launch = {"ALIGNED_BYTES": ALIGNED_BYTES, "num_warps": 2, **overlapping(keys_PBHD)}
+    # Of all layers at once, it may run on a stream of its own, beside others.
+    follows = overlapping(keys_PBHD) if apart_2L is None else {}
+    launch = {"ALIGNED_BYTES": ALIGNED_BYTES, "num_warps": 2, **follows}
     if not isinstance(selector, QuantizedMean):
         _page_mean[grid](
             keys_PBHD,

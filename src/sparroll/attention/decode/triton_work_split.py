@@ -26,10 +26,10 @@ _ANEW_TILES = tl.constexpr(6)
 
 
 def request_lanes(requests: int) -> int:
-    """A constant that kernels are compiled for: a power of two of at least as many lanes as there are requests. There are
-    few of them, 32, 256 and larger powers, because a start captures CUDA graphs of every batch size and would wait for a
-    compiler at each new one. Up to 32 lanes are one register of each thread."""
-    return 32 if requests <= 32 else max(256, triton.next_power_of_2(requests))
+    """A constant that kernels are compiled for: as many lanes as there are requests, or more, because a start captures CUDA
+    graphs of every batch size and would wait for a compiler at each new one. So these are powers of two. Up to 32 lanes are
+    one register of each thread; with twice as many lanes as needed a sparse layer takes up to 1 % longer (LOG.md)."""
+    return max(32, triton.next_power_of_2(requests))
 
 
 def plan_step(
@@ -87,8 +87,7 @@ def _launch(
             num_warps=4,
         )
         # Not in the kernel above: after a kernel that does not overlap, the next one may read the plan at once.
-        workspace.arrivals_X.zero_()
-        workspace.listed_RH.zero_()
+        workspace.flags.zero_()
 
 
 @triton.jit(do_not_specialize=["budget_stride", "read_stride", "scored_stride", "requests", "sharing", "programs"])

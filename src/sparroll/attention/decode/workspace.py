@@ -110,6 +110,8 @@ class StepWorkspace:
     listed_RH: Tensor
     """[most requests, kv heads] int32: 1 where a list of chosen units is complete that nobody has read yet. 0 between
     layers, as `arrivals_X` is between kernels."""
+    flags: Tensor
+    """The memory of `arrivals_X` and `listed_RH`, for a plan that sets all of it to 0."""
 
     @staticmethod
     def allocate(
@@ -160,6 +162,7 @@ class StepWorkspace:
         def floats(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.float32, device=device)
 
+        flags = integers(most_programs + max_requests * kv_heads)
         return StepWorkspace(
             tile,
             scored_tile_units or default_scored_tile(row_bytes, bits, weighed),
@@ -174,8 +177,9 @@ class StepWorkspace:
             unread_tile,
             floats(unread_parts, group, dim),
             floats(unread_parts, group),
-            integers(most_programs),
-            integers(max_requests * kv_heads).view(max_requests, kv_heads),
+            flags[:most_programs],
+            flags[most_programs:].view(max_requests, kv_heads),
+            flags,
         )
 
     def own_programs(self, requests: int) -> Literal["several", "one"] | None:

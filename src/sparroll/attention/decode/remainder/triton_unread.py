@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sparroll.attention.decode.scores.triton_score_codes import REGISTERS
 from sparroll.attention.decode.triton_codes import (
     LOG2_E,
     logit_of,
@@ -29,7 +30,6 @@ from sparroll.attention.decode.triton_codes import (
 )
 from sparroll.attention.decode.triton_index import loaded_bytes, words_of
 from sparroll.attention.decode.triton_launch import let_next_begin, overlapping, wait_for_previous
-from sparroll.attention.decode.triton_score_codes import REGISTERS
 from sparroll.attention.decode.triton_work_split import competes
 from sparroll.attention.selectors.quantized_mean import QuantizedMean
 

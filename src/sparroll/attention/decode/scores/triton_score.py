@@ -14,9 +14,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sparroll.attention.decode.new_tokens import NewTokens
+from sparroll.attention.decode.scores import triton_new_tokens
+from sparroll.attention.decode.scores.triton_new_tokens import store_new_tokens
+from sparroll.attention.decode.scores.triton_score_codes import score_units as score_codes
 from sparroll.attention.decode.triton_index import loaded_bytes, words_of
 from sparroll.attention.decode.triton_launch import let_next_begin, overlapping, wait_for_previous
-from sparroll.attention.decode.triton_score_codes import score_units as score_codes
 from sparroll.attention.decode.triton_work_split import (
     blocks_of,
     by_request,
@@ -53,6 +56,7 @@ def score_units(
     programs: int | None = None,
     groups_PSHV: Tensor | None = None,
     log_weights_RHGN: Tensor | None = None,
+    new_tokens: NewTokens | None = None,
 ) -> None:
     """See paged.score_units. Scores need no scale; `programs` is for measurements."""
     requests, heads, group, dim = query_RHGD.shape
@@ -67,6 +71,7 @@ def score_units(
             score_codes(
                 query_RHGD, index_PSHW, block_table_RM, context_tokens_R, selector, scores_RHU, workspace, peaks_RHK,
                 programs=programs, groups_PSHV=groups_PSHV, log_weights_RHGN=log_weights_RHGN, scale=scale,
+                new_tokens=new_tokens,
             )  # fmt: skip
             return
         fp8, align, rows, held = True, loaded_bytes(selector, dim) // 4, words_of(index_PSHW, selector, dim), dim // 4
@@ -82,6 +87,7 @@ def score_units(
         block_table_RM.stride(0),
         *scores_RHU.stride()[:2],
         units,
+        *triton_new_tokens.arguments(new_tokens),
         requests,
         UNIT=unit,
         UNITS_PER_BLOCK=index_PSHW.shape[1],
@@ -96,12 +102,14 @@ def score_units(
         TILE=workspace.scored_tile_units,
         FP8=fp8,
         ALIGN=align,
+        D=dim,
+        **triton_new_tokens.constants(new_tokens),
         num_warps=4,
         **overlapping(query_RHGD),
     )
 
 
-@triton.jit(do_not_specialize=["requests"])
+@triton.jit(do_not_specialize=["new_tokens", "requests"])
 @no_type_check
 def _mean_query(
     query,
@@ -120,6 +128,23 @@ def _mean_query(
     scores_per_request,
     scores_per_head,
     units_held,
+    new_keys,
+    new_values,
+    cache_keys,
+    cache_values,
+    slots,
+    new_keys_per_token,
+    new_keys_per_head,
+    new_values_per_token,
+    new_values_per_head,
+    keys_per_block,
+    keys_per_token,
+    keys_per_head,
+    values_per_block,
+    values_per_token,
+    values_per_head,
+    slots_apart,
+    new_tokens,
     requests,
     UNIT: tl.constexpr,
     UNITS_PER_BLOCK: tl.constexpr,
@@ -134,6 +159,8 @@ def _mean_query(
     TILE: tl.constexpr,
     FP8: tl.constexpr,
     ALIGN: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
     launch_pdl: tl.constexpr = False,
 ):
     let_next_begin(launch_pdl)
@@ -182,6 +209,12 @@ def _mean_query(
             unit += TILE
         at = last
     wait_for_previous(launch_pdl)
+    if BLOCK_TOKENS:
+        store_new_tokens(
+            new_keys, new_values, cache_keys, cache_values, slots, new_keys_per_token, new_keys_per_head,
+            new_values_per_token, new_values_per_head, keys_per_block, keys_per_token, keys_per_head, values_per_block,
+            values_per_token, values_per_head, slots_apart, new_tokens, BLOCK_TOKENS, HEADS, D,
+        )  # fmt: skip
 
 
 @triton.jit

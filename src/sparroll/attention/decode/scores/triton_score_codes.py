@@ -21,6 +21,9 @@ import triton.language as tl
 from torch import Tensor
 
 from sparroll.attention.decode.choice.triton_threshold import ordered_bits
+from sparroll.attention.decode.new_tokens import NewTokens
+from sparroll.attention.decode.scores import triton_new_tokens
+from sparroll.attention.decode.scores.triton_new_tokens import store_new_tokens
 from sparroll.attention.decode.triton_codes import (
     LOG2_E,
     logit_of,
@@ -76,9 +79,9 @@ class ScoreLayout:
             few, some = (12, 8) if bits == 1 or lanes > 32 else (16, 12)
             return ScoreLayout(warps, (few if heads <= 2 else some if heads <= 5 else 8) // warps)
         if bits == 2 and tile_units <= MOST_SCORED_UNITS_OF_2_BITS:
-            return ScoreLayout(1, {32: 20, 256: 20}.get(lanes, 10))
+            return ScoreLayout(1, 20 if lanes <= 256 else 10)
         if bits == 1 and tile_units <= MOST_SCORED_UNITS:
-            return ScoreLayout(2, {32: 14, 256: 12}.get(lanes, 8))
+            return ScoreLayout(2, 14 if lanes <= 32 else 12 if lanes <= 256 else 8)
         return ScoreLayout()
 
     @property
@@ -103,6 +106,7 @@ def score_units(
     groups_PSHV: Tensor | None = None,
     log_weights_RHGN: Tensor | None = None,
     scale: float = 1.0,
+    new_tokens: NewTokens | None = None,
 ) -> None:
     """See triton_score.score_units; the step is planned already. `layout` and `programs` are for measurements. scale: what
     the model multiplies q.k with; only weights of groups depend on it."""
@@ -140,6 +144,7 @@ def score_units(
         scores_RHU.shape[2],
         scale * LOG2_E,
         0.5 * scale * scale * LOG2_E,
+        *triton_new_tokens.arguments(new_tokens),
         requests,
         UNIT=unit,
         UNITS_PER_BLOCK=units_per_block,
@@ -161,6 +166,7 @@ def score_units(
         PER_GROUP=per_group,
         SPREADS_AT=spreads_at,
         DP4A=compiled,
+        **triton_new_tokens.constants(new_tokens),
         num_warps=layout.warps,
         maxnreg=layout.most_registers,
         # A product and a sum in one instruction would round once where the specification rounds twice.
@@ -169,7 +175,7 @@ def score_units(
     )
 
 
-@triton.jit(do_not_specialize=["requests"])
+@triton.jit(do_not_specialize=["new_tokens", "requests"])
 @no_type_check
 def _score_codes(
     query,
@@ -201,6 +207,23 @@ def _score_codes(
     units_held,
     scale_log2,
     scale_spread,
+    new_keys,
+    new_values,
+    cache_keys,
+    cache_values,
+    slots,
+    new_keys_per_token,
+    new_keys_per_head,
+    new_values_per_token,
+    new_values_per_head,
+    keys_per_block,
+    keys_per_token,
+    keys_per_head,
+    values_per_block,
+    values_per_token,
+    values_per_head,
+    slots_apart,
+    new_tokens,
     requests,
     UNIT: tl.constexpr,
     UNITS_PER_BLOCK: tl.constexpr,
@@ -221,6 +244,7 @@ def _score_codes(
     PER_GROUP: tl.constexpr,
     SPREADS_AT: tl.constexpr,
     DP4A: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
     launch_pdl: tl.constexpr = False,
 ):
     """PER_GROUP: units in a group of the remainder; 0 without one.  scale_log2, scale_spread: what turns q.m' and |q|^2 v
@@ -283,6 +307,12 @@ def _score_codes(
             block = following
         at = last
     wait_for_previous(launch_pdl)
+    if BLOCK_TOKENS:
+        store_new_tokens(
+            new_keys, new_values, cache_keys, cache_values, slots, new_keys_per_token, new_keys_per_head,
+            new_values_per_token, new_values_per_head, keys_per_block, keys_per_token, keys_per_head, values_per_block,
+            values_per_token, values_per_head, slots_apart, new_tokens, BLOCK_TOKENS, HEADS, D,
+        )  # fmt: skip
 
 
 @triton.jit

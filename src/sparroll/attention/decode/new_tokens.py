@@ -1,0 +1,46 @@
+"""Keys and values of a step's tokens on their way into the cache. The kernel that scores units can store them, too, so that
+no kernel is launched for them alone: scoring reads neither keys nor values, and all that attends runs behind it."""
+
+# T new tokens, P blocks, B tokens per block, H kv heads, D head dim
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from sparroll.errors import UserError
+
+
+@dataclass(frozen=True)
+class NewTokens:
+    """What is to be stored, and where."""
+
+    keys_THD: Tensor
+    values_THD: Tensor
+    slots_T: Tensor
+    """int: block * B + offset of each; negative for padding, which is not stored."""
+    keys_PBHD: Tensor
+    values_PBHD: Tensor
+
+    def check(self) -> None:
+        """Raises UserError where shapes or types differ, and where heads are not contiguous."""
+        heads, dim = self.keys_PBHD.shape[2:]
+        expected = (self.slots_T.numel(), heads, dim)
+        for name in ("keys_THD", "values_THD"):
+            found = getattr(self, name)
+            if tuple(found.shape) != expected:
+                raise UserError(f"{name} must have shape {expected}, got {tuple(found.shape)}")
+        if self.values_PBHD.shape != self.keys_PBHD.shape:
+            raise UserError(
+                f"values_PBHD must have shape {tuple(self.keys_PBHD.shape)}, got {tuple(self.values_PBHD.shape)}"
+            )
+        held = self.keys_THD, self.values_THD, self.keys_PBHD, self.values_PBHD
+        if any(each.dtype != self.keys_PBHD.dtype for each in held):
+            raise UserError(
+                f"new tokens must have the cache's type, {self.keys_PBHD.dtype}; got {self.keys_THD.dtype} and "
+                f"{self.values_THD.dtype} for a cache of {self.keys_PBHD.dtype} and {self.values_PBHD.dtype}",
+                "convert them",
+            )
+        if any(each.stride(-1) != 1 for each in held):
+            raise UserError("keys and values of new tokens must be contiguous in their last axis", "call .contiguous()")
