@@ -16,6 +16,7 @@ from sparroll.attention.decode import paged, paged_reference
 from sparroll.attention.decode.workspace import PEAK_UNITS
 from sparroll.attention.selectors import PageMean, QuantizedMean, Quest, Remainder, Selector
 from sparroll.engines.vllm import compat
+from sparroll.engines.vllm.attention.batch import StepPlan
 from sparroll.engines.vllm.attention.device_budgets import UNLIMITED
 from sparroll.engines.vllm.attention.pages import HeadPages
 from sparroll.engines.vllm.attention.state import STATE
@@ -118,6 +119,12 @@ def rows_of(rows: int, width: int, dtype: torch.dtype) -> SimpleNamespace:
     """What a layer of rows holds."""
     held = torch.zeros(P, H, rows, width, dtype=dtype).transpose(1, 2)
     return SimpleNamespace(kv_cache=held, rows_PSHW=held)
+
+
+@pytest.fixture(autouse=True)
+def without_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers are told of no plan before they store: there is no step of vLLM's."""
+    monkeypatch.setattr(compat, "plan_of_step", lambda layer: None)
 
 
 def store_keys(layers: list[SimpleNamespace], slots: Tensor) -> None:
@@ -303,6 +310,90 @@ def test_a_decode_step_is_the_references(
     report = STATE.report()
     assert report.dense_request_steps == dense
     assert report.layers[1].sparse_steps == (0 if dense else 1)
+
+
+@needs_vllm
+@pytest.mark.skipif(torch.cuda.is_available(), reason="interprets kernels on CPU tensors")
+@pytest.mark.parametrize("schedule", [SCHEDULE, PAIRS], ids=["pages", "units of two"])
+def test_layers_store_new_tokens_while_they_score_and_the_last_one_writes_all_index_rows(
+    monkeypatch: pytest.MonkeyPatch, schedule: Schedule
+) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    from vllm.v1.attention.backends import flash_attn
+
+    from sparroll.engines.vllm.attention import cuda_backend as backend
+
+    def refuse(*arguments: Any) -> None:
+        pytest.fail("stored on its own")
+
+    attend, seen = paged.paged_decode, []
+    monkeypatch.setattr(paged, "paged_decode", lambda *a, impl, **k: attend(*a, impl="reference", **k))
+    monkeypatch.setattr(compat, "captures_piecewise", lambda device: False)
+    monkeypatch.setattr(compat, "plan_of_step", lambda layer: layer.plan)
+    monkeypatch.setattr(flash_attn.FlashAttentionImpl, "do_kv_cache_update", refuse)
+    STATE.configure(schedule, 3, "cpu")
+    selector, units_per_block = schedule.selector, 16 // schedule.selector.unit_tokens
+    work = workspace(monkeypatch, backend, selector, M * units_per_block)
+    work.only_decodes = True
+    table, contexts = torch.randperm(P)[: R * M].view(R, M).int(), torch.tensor([1, 64, 172, 0], dtype=torch.int32)
+    plan = StepPlan(R, None, contexts, work.kv_budget_tokens_LR[:, :R], table)
+    STATE.budgets.begin_step(None, R)
+    at = (contexts - 1).clamp_min(0)
+    slots = torch.where(contexts > 0, table[torch.arange(R), at // 16] * 16 + at % 16, -1).long()
+    width, layers, whole = selector.index_width(D), [], []
+    for number in (1, 2):
+        kv_cache = cache("HND", 16) * number
+        index, complete_index = (rows_of(units_per_block, width, selector.index_dtype) for _ in range(2))
+        # What the new tokens complete is not there before.
+        every = torch.arange(P * 16)
+        for held, slots_T in ((index, every[~torch.isin(every, slots)]), (complete_index, every)):
+            keys_PBHD = compat.keys_and_values(kv_cache, D)[0]
+            paged.update_index(keys_PBHD, held.rows_PSHW, slots_T, selector, impl="triton")
+        layer = layer_of(backend, {"number": number, "index": index, "groups": None}, kv_cache)
+        layer.plan = plan
+        layers.append(layer), whole.append((kv_cache.clone(), complete_index.rows_PSHW))
+    held = {str(layer.impl.number): layer for layer in layers}
+    config = SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context=held))
+    real, metadata = slots >= 0, SimpleNamespace(sparroll=plan)
+    for layer, (kv_cache, rows_PSHW) in zip(layers, whole, strict=True):
+        layer.impl._vllm_config = lambda: config
+        keys_PBHD, values_PBHD = compat.keys_and_values(layer.kv_cache, D)
+        place = slots[real] // 16, slots[real] % 16
+        key, value = (torch.full((R + 2, H, D), torch.nan) for _ in range(2))
+        key[:R][real], value[:R][real] = keys_PBHD[place], values_PBHD[place]
+        keys_PBHD[place], values_PBHD[place] = torch.nan, torch.nan
+        layer.impl.do_kv_cache_update(layer, key, value, layer.kv_cache, slots)
+        assert keys_PBHD[place].isnan().all()
+        query, output = torch.randn(R, H * G, D), torch.full((R, H * G, D), float("nan"))
+        layer.impl.forward(layer, query, key, value, layer.kv_cache, metadata, output)
+        assert torch.equal(layer.kv_cache, kv_cache)
+        expected, scores = torch.empty(R, H, G, D), torch.empty(R, H, M * units_per_block)
+        ids = torch.empty(R, H, M * units_per_block, dtype=torch.int32)
+        budgets, query_RHGD = plan.kv_budget_tokens_LR[layer.impl.number], query.unflatten(1, (H, G))
+        paged.score_units(query_RHGD, rows_PSHW, table, contexts, selector, scores)
+        paged.choose_units(scores, contexts, budgets, selector, ids)
+        attend(
+            query_RHGD,
+            keys_PBHD,
+            values_PBHD,
+            table,
+            ids,
+            contexts,
+            budgets,
+            selector,
+            D**-0.5,
+            expected,
+            impl="reference",
+        )
+        torch.testing.assert_close(output.unflatten(1, (H, G)), expected, atol=1e-5, rtol=1e-5)
+        seen.append(
+            [torch.equal(each.impl.index.rows_PSHW, rows) for each, (_, rows) in zip(layers, whole, strict=True)]
+        )
+    assert seen == [[False, False], [True, True]]
+    # Nothing waits for another step.
+    layers[0].impl.do_kv_cache_update(layers[0], key, value, layers[0].kv_cache, slots)
+    with pytest.raises(RuntimeError, match="layer 1 never stored the keys and values of an earlier step"):
+        layers[0].impl.do_kv_cache_update(layers[0], key, value, layers[0].kv_cache, slots)
 
 
 @needs_vllm

@@ -338,6 +338,19 @@ def captures_piecewise(device: torch.device) -> bool:
     return captures(device) and get_forward_context().cudagraph_runtime_mode.name == "PIECEWISE"
 
 
+def plan_of_step(layer: Any) -> Any:
+    """The plan of the sparse rows (batch.StepPlan) in the metadata that vLLM gives this layer in the step under way; None
+    without one."""
+    from vllm.forward_context import get_forward_context
+
+    metadata = get_forward_context().attn_metadata
+    if isinstance(metadata, list):
+        # Of micro-batches and of drafts; a layer gets the first one's.
+        metadata = metadata[0]
+    its = metadata.get(layer.layer_name) if isinstance(metadata, dict) else metadata
+    return getattr(its, "sparroll", None)
+
+
 def on_device(values: np.ndarray, device: torch.device) -> Tensor:
     """A copy on the device; the host does not wait for it."""
     held = torch.from_numpy(values)

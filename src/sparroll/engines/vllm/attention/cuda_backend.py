@@ -12,7 +12,6 @@ result is dense attention. Steps in which all rows read everything have graphs o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,115 +27,17 @@ from vllm.v1.attention.backends.flash_attn import (
 )
 
 from sparroll.attention.decode import paged
-from sparroll.attention.decode.layers_apart import layers_apart
-from sparroll.attention.decode.workspace import (
-    LayerPlans,
-    StepWorkspace,
-    log_weights_for,
-    peaks_for,
-    peaks_to_choose_by,
-)
+from sparroll.attention.decode.new_tokens import NewTokens
+from sparroll.attention.decode.workspace import peaks_to_choose_by
 from sparroll.attention.selectors.base import Selector
 from sparroll.engines.vllm import compat
 from sparroll.engines.vllm.attention.batch import Rows, StepPlan
+from sparroll.engines.vllm.attention.cuda_workspace import LayersApart, Workspace, keys_and_index
 from sparroll.engines.vllm.attention.layer import SparseLayer
 from sparroll.engines.vllm.attention.pages import PAGE_TOKENS, HeadPages
 from sparroll.engines.vllm.attention.state import STATE
 from sparroll.engines.vllm.settings import SCHEDULE_VARIABLE, VLLMSettings
 from sparroll.errors import UserError
-
-
-@dataclass
-class Workspace:
-    """Device memory that all sparse layers share. Its contents are needed only within a layer, except for what the first one
-    writes anew in each step, so an engine may wake from sleep with other contents. What `apart` holds is allocated at the
-    first step, and sleep does not touch it."""
-
-    scores_RHU: Tensor
-    peaks_RHK: Tensor | None
-    log_weights_RHGN: Tensor | None
-    unit_ids_RHN: Tensor
-    pages_RHN: Tensor
-    plans: LayerPlans
-    kv_budget_tokens_LR: Tensor
-    read_tokens_LRH: Tensor
-    starts: Tensor
-    """0, 1, 2, ...: where the one query of each (request, head) starts."""
-    apart: LayersApart | None = None
-    """Known once a step ran over the KV cache."""
-    only_decodes: bool = False
-    """Whether each row of the step whose metadata was built last has at most one new token."""
-
-    @staticmethod
-    def allocate(
-        rows: int,
-        heads: int,
-        group: int,
-        dim: int,
-        most_units: int,
-        dtype: torch.dtype,
-        selector: Selector,
-        layers: int,
-        device: torch.device,
-        short_lists: bool = False,
-    ) -> Workspace:
-        def integers(*shape: int) -> Tensor:
-            return torch.zeros(shape, dtype=torch.int32, device=device)
-
-        # Rows of whole 16 bytes are read 16 bytes at a time.
-        padded = torch.zeros(rows, heads, -(-most_units // 4) * 4, dtype=torch.float32, device=device)
-        return Workspace(
-            scores_RHU=padded[..., :most_units],
-            peaks_RHK=peaks_for(selector, rows, heads, most_units, device),
-            log_weights_RHGN=log_weights_for(selector, rows, heads, group, most_units, device),
-            unit_ids_RHN=integers(rows, heads, most_units),
-            pages_RHN=integers(rows, heads, most_units),
-            plans=LayerPlans.of(
-                StepWorkspace.allocate(
-                    rows, group, dim, dtype, selector, device, kv_heads=heads, short_lists=short_lists
-                ),
-                layers,
-            ),
-            kv_budget_tokens_LR=integers(layers, rows),
-            read_tokens_LRH=integers(layers, rows, heads),
-            starts=integers(rows * heads + 1),
-        )
-
-
-@dataclass(frozen=True)
-class LayersApart:
-    """How far apart the K caches and the index rows of this worker's sparse layers lie, and where they lie. No cache is
-    held: vLLM measures memory with one and then allocates another."""
-
-    addresses: list[int]
-    bytes_2L: Tensor
-
-    @staticmethod
-    def of(layers: list[Any]) -> LayersApart:
-        return LayersApart(_addresses(layers), layers_apart([_keys_and_index(layer) for layer in layers]))
-
-    def holds(self, layers: list[Any]) -> bool:
-        """Whether all caches still lie there."""
-        return self.addresses == _addresses(layers)
-
-
-def _indexed_layers(vllm_config: Any) -> list[Any]:
-    """vLLM's attention layers of this worker that have an index."""
-    held = vllm_config.compilation_config.static_forward_context.values()
-    ours = [layer for layer in held if isinstance(getattr(layer, "impl", None), SparseImpl)]
-    return [layer for layer in ours if layer.impl.index is not None]
-
-
-def _addresses(layers: list[Any]) -> list[int]:
-    return [held.kv_cache.data_ptr() for layer in layers for held in (layer, layer.impl.index)]
-
-
-def _keys_and_index(layer: Any) -> tuple[Tensor, Tensor]:
-    """Keys [P, B, H, D] and index rows [P, S, H, W] of a layer."""
-    rows_PSHW = layer.impl.index.rows_PSHW
-    assert rows_PSHW is not None, "vLLM gave memory to some layers of the index only"
-    return compat.keys_and_values(layer.kv_cache, layer.impl.head_size)[0], rows_PSHW
-
 
 _workspace: Workspace | None = None
 
@@ -251,6 +152,8 @@ class SparseImpl(SparseLayer, FlashAttentionImpl):
     """One attention layer. The parent class handles dense layers, and steps in which every row reads everything."""
 
     supports_dcp = False
+    _new_tokens: NewTokens | None = None
+    """Those of the step under way, until the layer scores."""
 
     def __init__(self, *arguments: Any, **named: Any):
         FlashAttentionImpl.__init__(self, *arguments, **named)
@@ -299,11 +202,17 @@ class SparseImpl(SparseLayer, FlashAttentionImpl):
     def do_kv_cache_update(
         self, layer: torch.nn.Module, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
     ) -> None:
-        super().do_kv_cache_update(layer, key, value, kv_cache, slot_mapping)
         index_PSHW, selector = None if self.index is None else self.index.rows_PSHW, STATE.selector
+        keys_PBHD, values_PBHD = compat.keys_and_values(kv_cache, self.head_size)
+        if index_PSHW is not None and selector is not None and self._stores_while_it_scores(layer, selector):
+            if self._new_tokens is not None:
+                raise RuntimeError(f"layer {self.number} never stored the keys and values of an earlier step")
+            tokens = slot_mapping.numel()
+            self._new_tokens = NewTokens(key[:tokens], value[:tokens], slot_mapping, keys_PBHD, values_PBHD)
+            return
+        super().do_kv_cache_update(layer, key, value, kv_cache, slot_mapping)
         if index_PSHW is None or selector is None:
             return
-        keys_PBHD, values_PBHD = compat.keys_and_values(kv_cache, self.head_size)
         groups_PSHV = None if self.groups is None else self.groups.rows_PSHW
         if groups_PSHV is not None:
             paged.update_groups(keys_PBHD, values_PBHD, groups_PSHV, slot_mapping, selector, impl="triton")
@@ -312,9 +221,17 @@ class SparseImpl(SparseLayer, FlashAttentionImpl):
         elif self.number == STATE.last_indexed_layer:
             self._update_all(slot_mapping, selector)
 
+    def _stores_while_it_scores(self, layer: torch.nn.Module, selector: Selector) -> bool:
+        """Whether the kernel that scores is to store this step's keys and values, which `_decode` then gives it: where all
+        rows are decoded by it, and neither the index nor groups are made of them before."""
+        if self.groups is not None or not self._last_layer_writes_all(selector):
+            return False
+        plan = compat.plan_of_step(layer)
+        return plan is not None and plan.prefills is None
+
     def _last_layer_writes_all(self, selector: Selector) -> bool:
         """Whether the index rows of this step may wait for the last layer, which writes those of all layers in one launch.
-        The layers before it have scored by then, so no row that they scored may be one of this step's.
+        All layers have scored by then, or score at that time, so no row that they score may be one of this step's.
 
         In a step of decode rows alone, a row's new token completes at most the unit that it stands in, the row's last one,
         which is read without being scored. Prefix caching shares whole blocks, as soon as they are scheduled. So another
@@ -335,7 +252,7 @@ class SparseImpl(SparseLayer, FlashAttentionImpl):
             if compat.captures(STATE.device):
                 raise RuntimeError("a CUDA graph is captured before any step ran over this KV cache")
             apart = _workspace.apart = LayersApart.of(layers)
-        keys_PBHD, index_PSHW = _keys_and_index(layers[0])
+        keys_PBHD, index_PSHW = keys_and_index(layers[0])
         paged.update_index(keys_PBHD, index_PSHW, slot_mapping, selector, impl="triton", apart_2L=apart.bytes_2L)
 
     def _decode(self, query: Tensor, kv_cache: Tensor, plan: StepPlan, output: Tensor) -> None:
@@ -355,6 +272,7 @@ class SparseImpl(SparseLayer, FlashAttentionImpl):
         peaks_RHK = peaks_to_choose_by(work.peaks_RHK, count, scores_RHU.shape[2])
         log_weights_RHGN = None if work.log_weights_RHGN is None else work.log_weights_RHGN[:count]
         groups_PSHV = None if self.groups is None else self.groups.rows_PSHW
+        new_tokens, self._new_tokens = self._new_tokens, None
         paged.score_units(
             query_RHGD,
             index_PSHW,
@@ -370,7 +288,13 @@ class SparseImpl(SparseLayer, FlashAttentionImpl):
             peaks_RHK=peaks_RHK,
             groups_PSHV=groups_PSHV,
             log_weights_RHGN=log_weights_RHGN,
+            new_tokens=new_tokens,
         )
+        is_last = self.number == STATE.last_indexed_layer
+        if new_tokens is not None and is_last:
+            # All layers' keys are stored by now, and what follows reads no index rows.
+            with work.beside.what_follows():
+                self._update_all(new_tokens.slots_T, selector)
         paged.choose_units(
             scores_RHU,
             plan.context_tokens_R,
@@ -390,27 +314,29 @@ class SparseImpl(SparseLayer, FlashAttentionImpl):
         )
         if STATE.attention == "fa3_pages":
             self._attend_pages(query_RHGD, keys_PBHD, values_PBHD, work, out_RHGD)
-            return
-        paged.paged_decode(
-            query_RHGD,
-            keys_PBHD,
-            values_PBHD,
-            plan.block_table_RM,
-            unit_ids_RHN,
-            plan.context_tokens_R,
-            budgets_R,
-            selector,
-            self.scale,
-            out_RHGD,
-            shared,
-            impl="triton",
-            pages_RHN=pages_RHN,
-            planned=True,
-            index_PSHW=index_PSHW,
-            groups_PSHV=groups_PSHV,
-            log_weights_RHGN=log_weights_RHGN,
-            announced=True,
-        )
+        else:
+            paged.paged_decode(
+                query_RHGD,
+                keys_PBHD,
+                values_PBHD,
+                plan.block_table_RM,
+                unit_ids_RHN,
+                plan.context_tokens_R,
+                budgets_R,
+                selector,
+                self.scale,
+                out_RHGD,
+                shared,
+                impl="triton",
+                pages_RHN=pages_RHN,
+                planned=True,
+                index_PSHW=index_PSHW,
+                groups_PSHV=groups_PSHV,
+                log_weights_RHGN=log_weights_RHGN,
+                announced=True,
+            )
+        if new_tokens is not None and is_last:
+            work.beside.join()
 
     def _attend_pages(
         self, query_RHGD: Tensor, keys_PBHD: Tensor, values_PBHD: Tensor, work: Workspace, out_RHGD: Tensor
@@ -450,6 +376,13 @@ def _plan_layers(plan: StepPlan, selector: Selector, work: Workspace) -> None:
         count, heads = plan.decodes, work.read_tokens_LRH.shape[2]
         torch.arange(count * heads + 1, dtype=torch.int32, out=work.starts[: count * heads + 1])
         work.read_tokens_LRH[:, :count] = selector.read_tokens(contexts_R, budgets_LR)[..., None]
+
+
+def _indexed_layers(vllm_config: Any) -> list[Any]:
+    """vLLM's attention layers of this worker that have an index."""
+    held = vllm_config.compilation_config.static_forward_context.values()
+    ours = [layer for layer in held if isinstance(getattr(layer, "impl", None), SparseImpl)]
+    return [layer for layer in ours if layer.impl.index is not None]
 
 
 def _is_sparse(vllm_config: Any) -> bool:
