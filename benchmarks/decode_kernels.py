@@ -32,6 +32,7 @@ from sparroll import records
 from sparroll.attention.decode import paged
 from sparroll.attention.decode.choice import triton_top_k
 from sparroll.attention.decode.choice.triton_top_k import ChoiceLayout
+from sparroll.attention.decode.new_tokens import NewTokens
 from sparroll.attention.decode.workspace import StepWorkspace, Tile, log_weights_for, peaks_for, peaks_to_choose_by
 from sparroll.attention.selectors import PageMean, QuantizedMean
 from sparroll.schedule import Schedule
@@ -57,6 +58,8 @@ class Case:
     peaks_RHK: Tensor | None = None
     log_weights_RHGN: Tensor | None = None
     """Of a selector whose remainder is weighed with the scores."""
+    new_tokens: NewTokens | None = None
+    """The last token of each request, which a layer stores anew."""
 
     @staticmethod
     def build(
@@ -103,6 +106,7 @@ class Case:
             ),
             peaks_to_choose_by(peaks_for(selector, batch, options.heads, units, device), batch, units),
             log_weights_for(selector, batch, options.heads, options.group, units, device),
+            newest(keys, values, table, contexts, device),
         )  # fmt: skip
 
     def without_peaks(self) -> Case | None:
@@ -129,13 +133,24 @@ class Case:
             for slots in torch.arange(group - 1, blocks * block_tokens, group, device=device).split(1 << 12):
                 paged.update_groups(self.keys_PBHD, self.values_PBHD, target, slots, self.selector, impl)
 
-    def score(self, impl: str = "triton", into: Tensor | None = None, budgets_R: Tensor | None = None) -> None:
+    def score(
+        self, impl: str = "triton", into: Tensor | None = None, budgets_R: Tensor | None = None, stores: bool = False
+    ) -> None:
         paged.score_units(
             self.query_RHGD, self.index_PSHW, self.block_table_RM, self.context_tokens_R, self.selector,
             self.scores_RHU if into is None else into, impl, kv_budget_tokens_R=budgets_R, workspace=self.workspace,
             planned=budgets_R is not None, peaks_RHK=self.peaks_RHK if into is None else None,
             groups_PSHV=self.groups_PSHV, log_weights_RHGN=self.log_weights_RHGN if impl == "triton" else None,
+            new_tokens=self.new_tokens if stores else None,
         )  # fmt: skip
+
+
+def newest(keys_PBHD: Tensor, values_PBHD: Tensor, table_RM: Tensor, contexts: np.ndarray, device: str) -> NewTokens:
+    """The last token of each request."""
+    block, last_R = keys_PBHD.shape[1], torch.from_numpy(contexts).long() - 1
+    slots_R = table_RM[torch.arange(len(last_R)), last_R // block].long() * block + last_R % block
+    places = slots_R.to(device) // block, slots_R.to(device) % block
+    return NewTokens(keys_PBHD[places], values_PBHD[places], slots_R.to(device), keys_PBHD, values_PBHD)
 
 
 @dataclass
@@ -198,8 +213,8 @@ class Choice:
         self.case.score(budgets_R=self.budgets_R), self.choose()
 
     def layer(self) -> None:
-        """As in engines, attention begins while lists are still made."""
-        self.case.score(budgets_R=self.budgets_R), self.choose(announce=True), self.attend(announced=True)
+        """As in engines, new tokens are stored while units are scored, and attention begins while lists are still made."""
+        self.case.score(budgets_R=self.budgets_R, stores=True), self.choose(announce=True), self.attend(announced=True)
 
     def torch_top_k(self) -> None:
         self.case.scores_RHU.topk(self.unit_ids_RHN.shape[2], dim=-1, sorted=False)

@@ -9,7 +9,8 @@ profiler, for the wall time, then a few under torch.profiler. A kernel counts fr
 that start early and wait for their predecessor would otherwise count twice. `idle, host` = wall time less all kernels.
 
 `floor` of our kernels: the bytes that they must read and write at the bandwidth of a large copy in the same process; for
-dense attention K and V of the whole context.
+dense attention K and V of the whole context. The kernel that scores also stores new keys and values, and index rows are
+written beside the last layer's choice and attention: the first are in no floor, and of the second little time is left.
 """
 
 # B requests in a batch

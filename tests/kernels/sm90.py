@@ -69,7 +69,8 @@ _POINTERS = {
     **dict.fromkeys(
         ("query", "keys", "values", "out", "grad_out", "grad_query", "grad_keys", "grad_values"), "of the model"
     ),
-    **dict.fromkeys(("new_keys", "new_values", "cache_keys", "cache_values"), "of the model"),
+    # Of new tokens: where they lie and where they go, and the strides of both.
+    "new": (*("of the model",) * 4, "*i64", *(("i32",) * strides for strides in (2, 2, 3, 3)), "i32"),
 }
 _POINTERS_OF = {
     "triton_budgets": {
@@ -109,11 +110,6 @@ def kernels(dtype: torch.dtype, dim: int, group: int, tile: MaskedTile | None = 
     yield "score", choice._score, {**sizes, **score}, {"num_warps": 4, "num_stages": 2}
 
 
-NO_NEW_TOKENS: dict[str, Any] = {
-    "BLOCK_TOKENS": 0,
-    **dict.fromkeys(("new_keys", "new_values", "cache_keys", "cache_values", "slots")),
-}
-"""Of kernels that score and store nothing."""
 FINE_UNITS = ((4, 4, 16), (2, 2, 16), (1, 1, 16), (8, 2, 32), (16, 4, 16))
 """Tokens and bits of units, and tokens of a block. Four units of 2 bits in one are a layout of their own."""
 
@@ -222,7 +218,7 @@ def weighed_kernels(selector: QuantizedMean, dim: int, group: int) -> Iterator[K
         layout = triton_score_codes.ScoreLayout.default(tile, bits, lanes, group)
         score = {
             **sizes, "GROUP": min(64 // unit, 16, in_group), "HEADS": 8, "LANES_R": lanes, "TILE": tile, "WITH_PEAKS": True,
-            **NO_NEW_TOKENS,
+            "BLOCK_TOKENS": 64,
         }  # fmt: skip
         options = {"num_warps": layout.warps, "maxnreg": layout.most_registers, "enable_fp_fusion": False}
         yield f"scores and weights, {about}, {lanes} lanes", triton_score_codes._score_codes, score, options
@@ -325,22 +321,36 @@ def compiled(kernel: Kernel, dtype: torch.dtype, of_sixteen: bool = True) -> dic
     if constants.get("FP8_INDEX"):
         # Codes; in the same file, rows of page means are numbers.
         pointers |= {"index": "*u8"}
-    signature: dict[str, str] = {}
-    attributes = {}
+    signature: dict[str, Any] = {}
+    attributes: dict[tuple[int, ...], Any] = {}
     for number, (name, parameter) in enumerate(zip(function.arg_names, function.params, strict=True)):
         if name in constants:
             signature[name] = "constexpr"
             continue
         number_of = "fp32" if name.startswith(("scale", "floor")) else "i32"
-        signature[name] = number_of if parameter.do_not_specialize else pointers.get(name, number_of)
-        if signature[name] == "of the model":
-            signature[name] = f"*{_NAMES[dtype]}"
-        known = of_sixteen or signature[name].startswith("*")
-        if known and signature[name] != "fp32" and not parameter.do_not_specialize:
-            attributes[(number,)] = [["tt.divisibility", 16]]
+        held = number_of if parameter.do_not_specialize else pointers.get(name, number_of)
+        signature[name] = _named(held, f"*{_NAMES[dtype]}")
+        if not parameter.do_not_specialize:
+            attributes |= dict(_multiples((number,), signature[name], of_sixteen))
     places = {(function.arg_names.index(name),): value for name, value in constants.items()}
     source = ASTSource(fn=function, signature=signature, constexprs=places, attrs=attributes)
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm  # type: ignore[no-any-return]
+
+
+def _named(held: Any, of_model: str) -> Any:
+    """A type, or a tuple of them, with the model's own in its place."""
+    if isinstance(held, tuple):
+        return tuple(_named(each, of_model) for each in held)
+    return of_model if held == "of the model" else held
+
+
+def _multiples(place: tuple[int, ...], held: Any, of_sixteen: bool) -> Iterator[tuple[tuple[int, ...], Any]]:
+    """Pointers, and with `of_sixteen` whole numbers, are multiples of 16."""
+    if isinstance(held, tuple):
+        for number, each in enumerate(held):
+            yield from _multiples((*place, number), each, of_sixteen)
+    elif held != "fp32" and (of_sixteen or held.startswith("*")):
+        yield place, [["tt.divisibility", 16]]
 
 
 _REDUCED = re.compile(

@@ -17,6 +17,7 @@ from paged_caches import (
     units_wanted,
 )
 from sparroll.attention.decode import paged
+from sparroll.attention.decode.new_tokens import NewTokens
 from sparroll.attention.decode.workspace import StepWorkspace
 from sparroll.attention.selectors import PageMean, QuantizedMean
 from sparroll.attention.selectors.remainder import Remainder
@@ -168,3 +169,67 @@ def test_attention_that_overlaps_reads_no_list_of_before(requests: int) -> None:
         for out, right in zip(outs, expected, strict=True):
             assert torch.equal(out, right)
         assert not step.workspace.listed_RH.any()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("requests", [9, 89])
+def test_attention_that_overlaps_reads_what_the_scores_kernel_of_its_layer_stored(requests: int) -> None:
+    """Two layers by turns in one graph, nothing between them. The newest keys and values are NaN before each replay."""
+    torch.manual_seed(0)
+    selector, block = QuantizedMean(4, 16, 32, 2), 64
+    contexts_R = torch.randint(9_000, 20_000, (requests,), dtype=torch.int32, device=DEVICE)
+    columns = 20_000 // block + 1
+    # Only the last block of a request is its own.
+    table = torch.randint(0, 2048, (requests, columns), dtype=torch.int32, device=DEVICE)
+    last_R = contexts_R.long() - 1
+    rows_R = torch.arange(requests, device=DEVICE)
+    table[rows_R, last_R // block] = 2048 + rows_R.int()
+    slots_R = (2048 + rows_R) * block + last_R % block
+    budgets_R = torch.randint(400, 900, (requests,), dtype=torch.int32, device=DEVICE)
+    steps, news, scores = [], [], []
+    for _ in range(2):
+        keys, values = torch.randn(2048 + requests, block, 8, 256, dtype=torch.bfloat16, device=DEVICE).split(
+            128, dim=-1
+        )
+        query = torch.randn(requests, 8, 2, 128, dtype=torch.bfloat16, device=DEVICE)
+        shape = len(keys), 8, block // 4, selector.index_width(128)
+        index = torch.zeros(shape, dtype=selector.index_dtype, device=DEVICE).transpose(1, 2)
+        cache = PagedCache(selector, contexts_R.tolist(), query, keys, values, index, table, contexts_R, keys, values)
+        for slots in torch.arange(len(keys) * block, device=DEVICE).split(1 << 14):
+            paged.update_index(keys, index, slots, selector, "triton")
+        steps.append(Step(cache, None, budgets_R))
+        place = slots_R // block, slots_R % block
+        news.append(NewTokens(keys[place], values[place], slots_R, keys, values))
+        scores.append(torch.full((requests, 8, 10_240), torch.nan, device=DEVICE))
+    # Layers share a plan and its flags.
+    workspace = steps[0].workspace
+
+    def layers(times: int, stores: bool) -> None:
+        for layer, out in zip(times * (0, 1), outs, strict=True):
+            step, cache = steps[layer], steps[layer].cache
+            paged.score_units(
+                cache.query_RHGD, cache.index_PSHW, table, contexts_R, selector, scores[layer], "triton",
+                kv_budget_tokens_R=budgets_R, workspace=workspace, planned=True,
+                new_tokens=news[layer] if stores else None,
+            )  # fmt: skip
+            step.workspace = workspace
+            step.choose(scores[layer], workspace), step.attend(announced=True, out=out)
+
+    outs = [torch.full_like(steps[0].out, torch.nan) for _ in range(2)]
+    layers(1, stores=False)
+    expected = 3 * [out.clone() for out in outs]
+    outs = [torch.full_like(steps[0].out, torch.nan) for _ in range(6)]
+    layers(3, stores=True)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        layers(3, stores=True)
+    for _ in range(20):
+        for new in news:
+            new.keys_PBHD[slots_R // block, slots_R % block] = torch.nan
+            new.values_PBHD[slots_R // block, slots_R % block] = torch.nan
+        for out in outs:
+            out.fill_(torch.nan)
+        graph.replay()
+        for out, right in zip(outs, expected, strict=True):
+            assert torch.equal(out, right)

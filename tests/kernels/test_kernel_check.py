@@ -113,6 +113,17 @@ def test_a_kernel_that_is_wrong_is_told(
     assert len(found) == len(told) and all(ours.endswith(its) for ours, its in zip(found, told, strict=True)), found
 
 
+@pytest.mark.usefixtures("looked_up_anew")
+def test_tokens_that_are_not_stored_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = triton_score.score_codes
+    monkeypatch.setattr(triton_score, "score_codes", lambda *given, new_tokens, **named: right(*given, **named))
+    found = differences(FINE, Heads(2, 2, 32), **SMALL)
+    newest = 3 * 2 * 32
+    assert (
+        len(found) == 2 and found[0].startswith(f"{newest} of ") and found[0].endswith(" of the keys that are stored")
+    )
+
+
 def test_what_has_no_kernel_is_refused_and_unknown_heads_are_the_usual_ones() -> None:
     with pytest.raises(UserError, match="whole units of 3 tokens"):
         differences(PageMean(3, 3, 3), Heads(2, 2, 32), **SMALL)

@@ -98,6 +98,14 @@ def test_fewer_tokens_than_rows_are_stored() -> None:
     assert torch.equal(cache.keys_PBHD.nan_to_num(-1.0), before.nan_to_num(-1.0))
 
 
+def test_none_are_stored_where_there_are_none() -> None:
+    cache = paged_cache(CONTEXTS, 16).index_written()
+    before, scores = cache.keys_PBHD.clone(), score(cache, None)
+    found = score(cache, NewTokens.none(cache.keys_PBHD, cache.values_PBHD))
+    assert torch.equal(found.nan_to_num(), scores.nan_to_num())
+    assert torch.equal(cache.keys_PBHD.nan_to_num(-1.0), before.nan_to_num(-1.0))
+
+
 def test_attention_reads_what_was_stored_in_the_same_layer() -> None:
     cache = paged_cache([100, 40, 257], layout="head_token", selector=SMALL).index_written()
     budgets = budgets_of(cache)
@@ -114,6 +122,8 @@ def test_what_cannot_be_stored_is_refused() -> None:
         "keys_THD must have shape": {"keys_THD": new.keys_THD[:1]},
         "values_THD must have shape": {"values_THD": new.values_THD[..., :16]},
         "values_PBHD must have shape": {"values_PBHD": new.values_PBHD[:1]},
+        "must have 2 heads of 32": {"keys_PBHD": new.keys_PBHD[:, :, :1], "values_PBHD": new.values_PBHD[:, :, :1]},
+        "slots_T must be a row of whole numbers": {"slots_T": new.slots_T.float()},
         "must have the cache's type": {"keys_THD": new.keys_THD.bfloat16()},
         "contiguous in their last axis": {"keys_THD": new.keys_THD.transpose(1, 2).contiguous().transpose(1, 2)},
     }

@@ -71,6 +71,11 @@ def test_kernels_compile_for_hopper(tmp_path: Path) -> None:
     # A list is read once it is announced, and no part of it before.
     attention = [line for line in lines if "_gather: attention to announced lists" in line]
     assert attention and all(" EARLY:4 " in line for line in attention), "lists are read too early"
+    # Of what is scored for up to 32 requests, only the plan, contexts and blocks: no new token before it is there.
+    scored = [line for line in lines if "_score" in line.partition(",")[0] and ", 32 lanes" in line]
+    assert len(scored) > 5 and all(" EARLY:3 " in line or " EARLY:4 " in line for line in scored), (
+        f"read too early: {scored}"
+    )
     found = {line.partition(":")[0] for line in lines} | {"triton_top_k._choose"}
     assert len(launched()) > 15 and not launched() - found, f"not compiled: {sorted(launched() - found)}"
 

@@ -121,6 +121,9 @@ def rows_of(rows: int, width: int, dtype: torch.dtype) -> SimpleNamespace:
     return SimpleNamespace(kv_cache=held, rows_PSHW=held)
 
 
+PLAN_OF_STEP = compat.plan_of_step
+
+
 @pytest.fixture(autouse=True)
 def without_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers are told of no plan before they store: there is no step of vLLM's."""
@@ -314,12 +317,15 @@ def test_a_decode_step_is_the_references(
 
 @needs_vllm
 @pytest.mark.skipif(torch.cuda.is_available(), reason="interprets kernels on CPU tensors")
-@pytest.mark.parametrize("schedule", [SCHEDULE, PAIRS], ids=["pages", "units of two"])
+@pytest.mark.parametrize(
+    ("attention", "block", "schedule"),
+    [("triton", 16, SCHEDULE), ("triton", 64, GROUPED), ("triton", 16, PAIRS), ("fa3_pages", 16, SCHEDULE)],
+)
 def test_layers_store_new_tokens_while_they_score_and_the_last_one_writes_all_index_rows(
-    monkeypatch: pytest.MonkeyPatch, schedule: Schedule
+    monkeypatch: pytest.MonkeyPatch, attention: str, block: int, schedule: Schedule
 ) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    from vllm.v1.attention.backends import flash_attn
+    from vllm.v1.attention.backends import fa_utils, flash_attn
 
     from sparroll.engines.vllm.attention import cuda_backend as backend
 
@@ -330,22 +336,23 @@ def test_layers_store_new_tokens_while_they_score_and_the_last_one_writes_all_in
     monkeypatch.setattr(paged, "paged_decode", lambda *a, impl, **k: attend(*a, impl="reference", **k))
     monkeypatch.setattr(compat, "captures_piecewise", lambda device: False)
     monkeypatch.setattr(compat, "plan_of_step", lambda layer: layer.plan)
+    monkeypatch.setattr(fa_utils, "flash_attn_varlen_func", attend_pages, raising=False)
     monkeypatch.setattr(flash_attn.FlashAttentionImpl, "do_kv_cache_update", refuse)
-    STATE.configure(schedule, 3, "cpu")
-    selector, units_per_block = schedule.selector, 16 // schedule.selector.unit_tokens
+    STATE.configure(schedule, 3, "cpu", attention=attention)
+    selector, units_per_block = schedule.selector, block // schedule.selector.unit_tokens
     work = workspace(monkeypatch, backend, selector, M * units_per_block)
     work.only_decodes = True
     table, contexts = torch.randperm(P)[: R * M].view(R, M).int(), torch.tensor([1, 64, 172, 0], dtype=torch.int32)
     plan = StepPlan(R, None, contexts, work.kv_budget_tokens_LR[:, :R], table)
     STATE.budgets.begin_step(None, R)
     at = (contexts - 1).clamp_min(0)
-    slots = torch.where(contexts > 0, table[torch.arange(R), at // 16] * 16 + at % 16, -1).long()
+    slots = torch.where(contexts > 0, table[torch.arange(R), at // block] * block + at % block, -1).long()
     width, layers, whole = selector.index_width(D), [], []
     for number in (1, 2):
-        kv_cache = cache("HND", 16) * number
+        kv_cache = cache("HND" if attention == "triton" else "NHD", block) * number
         index, complete_index = (rows_of(units_per_block, width, selector.index_dtype) for _ in range(2))
         # What the new tokens complete is not there before.
-        every = torch.arange(P * 16)
+        every = torch.arange(P * block)
         for held, slots_T in ((index, every[~torch.isin(every, slots)]), (complete_index, every)):
             keys_PBHD = compat.keys_and_values(kv_cache, D)[0]
             paged.update_index(keys_PBHD, held.rows_PSHW, slots_T, selector, impl="triton")
@@ -358,7 +365,7 @@ def test_layers_store_new_tokens_while_they_score_and_the_last_one_writes_all_in
     for layer, (kv_cache, rows_PSHW) in zip(layers, whole, strict=True):
         layer.impl._vllm_config = lambda: config
         keys_PBHD, values_PBHD = compat.keys_and_values(layer.kv_cache, D)
-        place = slots[real] // 16, slots[real] % 16
+        place = slots[real] // block, slots[real] % block
         key, value = (torch.full((R + 2, H, D), torch.nan) for _ in range(2))
         key[:R][real], value[:R][real] = keys_PBHD[place], values_PBHD[place]
         keys_PBHD[place], values_PBHD[place] = torch.nan, torch.nan
@@ -390,10 +397,63 @@ def test_layers_store_new_tokens_while_they_score_and_the_last_one_writes_all_in
             [torch.equal(each.impl.index.rows_PSHW, rows) for each, (_, rows) in zip(layers, whole, strict=True)]
         )
     assert seen == [[False, False], [True, True]]
-    # Nothing waits for another step.
-    layers[0].impl.do_kv_cache_update(layers[0], key, value, layers[0].kv_cache, slots)
-    with pytest.raises(RuntimeError, match="layer 1 never stored the keys and values of an earlier step"):
-        layers[0].impl.do_kv_cache_update(layers[0], key, value, layers[0].kv_cache, slots)
+
+
+@needs_vllm
+@pytest.mark.skipif(torch.cuda.is_available(), reason="interprets kernels on CPU tensors")
+@pytest.mark.parametrize("schedule", [SCHEDULE, SUMMING], ids=["interrupted", "with groups"])
+def test_what_waits_to_be_stored_belongs_to_one_step_and_a_remainder_waits_for_nothing(
+    monkeypatch: pytest.MonkeyPatch, schedule: Schedule
+) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    from vllm.v1.attention.backends import flash_attn
+
+    from sparroll.engines.vllm.attention import cuda_backend as backend
+
+    attend, stored = paged.paged_decode, []
+    monkeypatch.setattr(paged, "paged_decode", lambda *a, impl, **k: attend(*a, impl="reference", **k))
+    monkeypatch.setattr(compat, "captures_piecewise", lambda device: False)
+    monkeypatch.setattr(compat, "plan_of_step", lambda layer: layer.plan)
+    monkeypatch.setattr(flash_attn.FlashAttentionImpl, "do_kv_cache_update", lambda *given: stored.append(given))
+    STATE.configure(schedule, 3, "cpu")
+    selector = schedule.selector
+    work = workspace(monkeypatch, backend, selector)
+    work.only_decodes = True
+    STATE.budgets.begin_step(None, R)
+    contexts, table = torch.tensor([1, 64, 172, 0], dtype=torch.int32), torch.randperm(P)[: R * M].view(R, M).int()
+    plans = [StepPlan(R, None, contexts, work.kv_budget_tokens_LR[:, :R], table) for _ in range(2)]
+    index, groups, kv_cache = rows_of(1, selector.index_width(D), selector.index_dtype), None, cache("NHD", 16)
+    if selector.remainder is not None:
+        groups = rows_of(1, selector.group_width(D), torch.uint8)
+        monkeypatch.setattr(paged, "update_groups", lambda *given, impl: stored.append(given))
+    layer = layer_of(backend, {"number": 1, "index": index, "groups": groups}, kv_cache)
+    STATE.index_read_share[2], layer.plan, before = 0.0, plans[0], kv_cache.clone()
+    new = torch.ones(R, H, D)
+    layer.impl.do_kv_cache_update(layer, new, new, kv_cache, torch.arange(R))
+    if groups is not None:
+        assert len(stored) == 2
+        return
+    query, output = torch.randn(R, H * G, D), torch.empty(R, H * G, D)
+    layer.impl.forward(layer, query, new, new, kv_cache, SimpleNamespace(sparroll=plans[1]), output)
+    assert torch.equal(kv_cache, before) and not stored
+
+
+@needs_vllm
+def test_the_plan_of_a_step_is_found_in_what_vllm_gives_its_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    import vllm.forward_context
+
+    layer, plan = SimpleNamespace(layer_name="layers.1"), object()
+    planned, other = SimpleNamespace(sparroll=plan), SimpleNamespace()
+    for given, expected in (
+        ({"layers.0": other, "layers.1": planned}, plan),
+        ({"layers.0": planned, "layers.1": other}, None),
+        ([{"layers.1": planned}, {"layers.1": other}], plan),
+        (planned, plan),
+        (None, None),
+    ):
+        context = SimpleNamespace(attn_metadata=given)
+        monkeypatch.setattr(vllm.forward_context, "get_forward_context", lambda context=context: context)
+        assert PLAN_OF_STEP(layer) is expected
 
 
 @needs_vllm

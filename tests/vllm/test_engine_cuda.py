@@ -172,6 +172,22 @@ class TestSparse:
         assert engine.report().layers[-1].sparse_steps > 0
 
     @only_on_gpu
+    def test_sparse_layers_launch_no_kernel_that_only_stores_keys_and_values(self, engine: Any) -> None:
+        from torch.profiler import ProfilerActivity, profile
+
+        asked = prompts([100] * 8, 2)
+        with profile(activities=[ProfilerActivity.CUDA]) as seen:
+            engine.generate(asked, max_new_tokens=40, temperature=0, stop_ids=[])
+        calls = {event.key: event.count for event in seen.key_averages()}
+        stored = sum(count for key, count in calls.items() if "reshape_and_cache" in key)
+        attended = sum(count for key, count in calls.items() if key.startswith("_gather"))
+        note("kernels", stores=stored, sparse_attention=attended)
+        sparse_steps = attended // (engine.layers - 2)
+        assert sparse_steps >= 10
+        # Dense layers store in all steps, and all layers in those that prefill or leave nothing out.
+        assert stored <= 2 * sparse_steps + engine.layers * (40 - sparse_steps + 4)
+
+    @only_on_gpu
     def test_steps_that_read_everything_replay_graphs_that_choose_nothing(
         self, engine: Any, judge: Judge, monkeypatch: pytest.MonkeyPatch
     ) -> None:

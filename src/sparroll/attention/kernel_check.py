@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sparroll.attention.decode import paged
+from sparroll.attention.decode.new_tokens import NewTokens
 from sparroll.attention.decode.workspace import (
     MANY_PAIRS,
     PEAK_UNITS,
@@ -168,14 +169,30 @@ def _index(step: _Step) -> list[str]:
     return told
 
 
+def _newest(step: _Step) -> NewTokens:
+    """The last token of each context, and NaN in its place in the cache."""
+    context_R, block_tokens = step.contexts_R.long(), step.keys_PBHD.shape[1]
+    real_R, last_R = context_R > 0, (context_R.cumsum(0) - 1).clamp_min(0)
+    slots_R = torch.where(real_R, step.slots_T[last_R], -1)
+    block_R, place_R = slots_R.clamp_min(0) // block_tokens, slots_R.clamp_min(0) % block_tokens
+    new = NewTokens(
+        step.keys_PBHD[block_R, place_R], step.values_PBHD[block_R, place_R], slots_R, step.keys_PBHD, step.values_PBHD
+    )
+    for held_PBHD in (step.keys_PBHD, step.values_PBHD):
+        held_PBHD[block_R[real_R], place_R[real_R]] = torch.nan
+    return new
+
+
 def _scores(step: _Step) -> list[str]:
-    """Leaves scores and peaks as the kernels write them."""
+    """Leaves scores and peaks as the kernels write them, and stores the newest tokens as engines do."""
     expected, peaks = step.scores_RHU.clone(), None if step.peaks_RHK is None else step.peaks_RHK.clone()
+    caches = step.keys_PBHD, step.values_PBHD
+    held = [cache.clone() for cache in caches]
     for scores, its_peaks, impl in ((expected, peaks, "reference"), (step.scores_RHU, step.peaks_RHK, "triton")):
         paged.score_units(
             step.query_RHGD, step.index_PSHW, step.block_table_RM, step.contexts_R, step.selector, scores, impl,
             workspace=step.workspace, peaks_RHK=its_peaks, groups_PSHV=step.groups_PSHV,
-            log_weights_RHGN=step.log_weights_RHGN,
+            log_weights_RHGN=step.log_weights_RHGN, new_tokens=_newest(step),
         )  # fmt: skip
     exact = isinstance(step.selector, QuantizedMean) and step.selector.bits < 8
     told = []
@@ -183,6 +200,10 @@ def _scores(step: _Step) -> list[str]:
         told.append(f"{wrong} of the scores")
     if step.peaks_RHK is not None and peaks is not None and (wrong := _unlike(step.peaks_RHK, peaks)):
         told.append(f"{wrong} of their peaks")
+    for name, cache, right in zip(("keys", "values"), caches, held, strict=True):
+        if wrong := _unlike(cache, right):
+            told.append(f"{wrong} of the {name} that are stored")
+            cache.copy_(right)
     return told
 
 

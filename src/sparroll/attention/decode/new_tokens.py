@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from sparroll.errors import UserError
@@ -23,10 +24,21 @@ class NewTokens:
     keys_PBHD: Tensor
     values_PBHD: Tensor
 
-    def check(self) -> None:
-        """Raises UserError where shapes or types differ, and where heads are not contiguous."""
-        heads, dim = self.keys_PBHD.shape[2:]
-        expected = (self.slots_T.numel(), heads, dim)
+    @staticmethod
+    def none(keys_PBHD: Tensor, values_PBHD: Tensor) -> NewTokens:
+        """Of a step whose tokens lie in the cache by now. A kernel that can store is not compiled anew for it."""
+        slots = torch.empty(0, dtype=torch.int64, device=keys_PBHD.device)
+        return NewTokens(keys_PBHD[:0, 0], values_PBHD[:0, 0], slots, keys_PBHD, values_PBHD)
+
+    def check(self, heads: int, dim: int) -> None:
+        """Raises UserError where shapes or types differ, also from what scores, and where heads are not contiguous."""
+        if tuple(self.keys_PBHD.shape[2:]) != (heads, dim):
+            raise UserError(f"keys_PBHD must have {heads} heads of {dim}, got {tuple(self.keys_PBHD.shape[2:])}")
+        if self.slots_T.dim() != 1 or self.slots_T.is_floating_point():
+            raise UserError(
+                f"slots_T must be a row of whole numbers, got {self.slots_T.dtype} in {self.slots_T.dim()} axes"
+            )
+        expected = (len(self.slots_T), heads, dim)
         for name in ("keys_THD", "values_THD"):
             found = getattr(self, name)
             if tuple(found.shape) != expected:

@@ -60,12 +60,14 @@ def update_index(
     selector: Selector,
     impl: str = "reference",
     apart_2L: Tensor | None = None,
+    beside: bool = False,
 ) -> None:
     """Write the index rows of the units that the new tokens completed, from the keys that already lie in the cache.
 
     slots_T int: block * B + offset of each new token, negative for padding. A unit's row is written when the token that
     completes it (slot % unit == unit - 1) is among them.  apart_2L: how far the caches of L layers lie from those that are
-    given (layers_apart.py); one launch then writes the rows of all of them. Only "triton" can.
+    given (layers_apart.py); one launch then writes the rows of all of them. Only "triton" can.  beside: on a stream where no
+    kernel of the step was launched before, so that it cannot begin while one of them ends.
     """
     blocks, block_tokens, heads, dim = keys_PBHD.shape
     units_per_block = _units_per_block(block_tokens, selector)
@@ -84,7 +86,7 @@ def update_index(
         _shapes(apart_2L=(apart_2L, (2, apart_2L.shape[-1])))
         _dtype("apart_2L", apart_2L, torch.int64)
         _contiguous_rows(apart_2L=apart_2L)
-    _operation(impl, "update_index", keys_PBHD)(keys_PBHD, index_PSHW, slots_T, selector, apart_2L)
+    _operation(impl, "update_index", keys_PBHD)(keys_PBHD, index_PSHW, slots_T, selector, apart_2L, beside)
 
 
 def update_groups(
@@ -181,7 +183,7 @@ def score_units(
     its units is read, as base-2 logarithms, for `paged_decode`; units that are read anyway weigh nothing. It needs the
     rows of groups. "triton" cannot do without it where the selector is `weighed_with_scores`.
 
-    `new_tokens`: are stored into the cache by the same kernel, for kernels behind it.
+    `new_tokens` are stored into the cache by the same kernel, for kernels behind it.
     """
     requests, heads, group, dim = query_RHGD.shape
     blocks, units_per_block = index_PSHW.shape[:2]
@@ -204,7 +206,7 @@ def score_units(
         if not has_peaks(selector):
             raise UserError(f"no peaks are kept of the scores of {selector}", "leave out peaks_RHK")
     if new_tokens is not None:
-        new_tokens.check()
+        new_tokens.check(heads, dim)
     _check_log_weights(log_weights_RHGN, (requests, heads, group), selector, impl)
     if log_weights_RHGN is not None:
         if groups_PSHV is None:

@@ -21,7 +21,12 @@ from sparroll.attention.selectors.base import Selector
 
 
 def update_index(
-    keys_PBHD: Tensor, index_PSHW: Tensor, slots_T: Tensor, selector: Selector, apart_2L: Tensor | None = None
+    keys_PBHD: Tensor,
+    index_PSHW: Tensor,
+    slots_T: Tensor,
+    selector: Selector,
+    apart_2L: Tensor | None = None,
+    beside: bool = False,
 ) -> None:
     """See paged.update_index."""
     assert apart_2L is None, "the reference does not follow addresses"

@@ -29,7 +29,12 @@ MOST_LAYERS_EACH = 2
 
 
 def update_index(
-    keys_PBHD: Tensor, index_PSHW: Tensor, slots_T: Tensor, selector: Selector, apart_2L: Tensor | None
+    keys_PBHD: Tensor,
+    index_PSHW: Tensor,
+    slots_T: Tensor,
+    selector: Selector,
+    apart_2L: Tensor | None,
+    beside: bool = False,
 ) -> None:
     """See paged.update_index."""
     _, block_tokens, heads, dim = keys_PBHD.shape
@@ -40,9 +45,7 @@ def update_index(
     places, layers = triton.cdiv(tokens, tokens_each), 1 if apart_2L is None else apart_2L.shape[1]
     layers_each = max(1, min(places * heads * layers // FEW_PROGRAMS, MOST_LAYERS_EACH))
     grid = (places, heads, triton.cdiv(layers, layers_each))
-    # Of all layers at once, it may run on a stream of its own, beside others.
-    follows = overlapping(keys_PBHD) if apart_2L is None else {}
-    launch = {"ALIGNED_BYTES": ALIGNED_BYTES, "num_warps": 2, **follows}
+    launch = {"ALIGNED_BYTES": ALIGNED_BYTES, "num_warps": 2, **({} if beside else overlapping(keys_PBHD))}
     if not isinstance(selector, QuantizedMean):
         _page_mean[grid](
             keys_PBHD,

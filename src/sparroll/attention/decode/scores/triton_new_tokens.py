@@ -10,62 +10,33 @@ import triton.language as tl
 from sparroll.attention.decode.new_tokens import NewTokens
 
 
-def arguments(new: NewTokens | None) -> tuple[Any, ...]:
-    """What kernels take of new tokens: `new_keys` and so on."""
+def arguments_of(new: NewTokens | None) -> tuple[Any, int]:
+    """What a kernel takes of them: where they lie and where they go, which is the same in every step, and how many there
+    are."""
     if new is None:
-        return (None,) * 5 + (0,) * 12
+        return None, 0
     held = new.keys_THD, new.values_THD, new.keys_PBHD, new.values_PBHD
-    strides = [stride for each in held for stride in each.stride()[:-1]]
-    return (*held, new.slots_T, *strides, new.slots_T.stride(0), new.slots_T.numel())
-
-
-def constants(new: NewTokens | None) -> dict[str, Any]:
-    """What they are compiled for."""
-    return {"BLOCK_TOKENS": 0 if new is None else new.keys_PBHD.shape[1]}
+    strides = (each.stride()[:-1] for each in held)
+    return (*held, new.slots_T, *strides, new.slots_T.stride(0)), new.slots_T.numel()
 
 
 @triton.jit
 @no_type_check
-def store_new_tokens(
-    new_keys,
-    new_values,
-    keys,
-    values,
-    slots,
-    new_keys_per_token,
-    new_keys_per_head,
-    new_values_per_token,
-    new_values_per_head,
-    keys_per_block,
-    keys_per_token,
-    keys_per_head,
-    values_per_block,
-    values_per_token,
-    values_per_head,
-    slots_apart,
-    tokens,
-    BLOCK_TOKENS: tl.constexpr,
-    HEADS: tl.constexpr,
-    D: tl.constexpr,
-):
-    """Of the program's share of them."""
+def store_new_tokens(new, tokens, BLOCK_TOKENS: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr):
+    """Of the program's share of them. new: what `arguments_of` gives."""
+    keys, values, cache_keys, cache_values, slots = new[0], new[1], new[2], new[3], new[4]
+    of_keys, of_values, of_cache_keys, of_cache_values, slots_apart = new[5], new[6], new[7], new[8], new[9]
     LANES_D: tl.constexpr = triton.next_power_of_2(D)
     channel = tl.arange(0, LANES_D)
     for pair in range(tl.program_id(0), tokens * HEADS, tl.num_programs(0)):
         token, head = pair // HEADS, pair % HEADS
         slot = tl.load(slots + token * slots_apart).to(tl.int64)
         # These wait for no slot.
-        new_key = tl.load(
-            new_keys + token * new_keys_per_token + head * new_keys_per_head + channel, mask=channel < D, other=0.0
-        )
-        new_value = tl.load(
-            new_values + token * new_values_per_token + head * new_values_per_head + channel,
-            mask=channel < D,
-            other=0.0,
-        )
+        key = tl.load(keys + token * of_keys[0] + head * of_keys[1] + channel, mask=channel < D, other=0.0)
+        value = tl.load(values + token * of_values[0] + head * of_values[1] + channel, mask=channel < D, other=0.0)
         block, place = slot // BLOCK_TOKENS, slot % BLOCK_TOKENS
         stored = channel < tl.where(slot >= 0, D, 0)
-        key_at = keys + block * keys_per_block + place * keys_per_token + head * keys_per_head
-        tl.store(key_at + channel, new_key, mask=stored)
-        value_at = values + block * values_per_block + place * values_per_token + head * values_per_head
-        tl.store(value_at + channel, new_value, mask=stored)
+        key_at = cache_keys + block * of_cache_keys[0] + place * of_cache_keys[1] + head * of_cache_keys[2]
+        tl.store(key_at + channel, key, mask=stored)
+        value_at = cache_values + block * of_cache_values[0] + place * of_cache_values[1] + head * of_cache_values[2]
+        tl.store(value_at + channel, value, mask=stored)

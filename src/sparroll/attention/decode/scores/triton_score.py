@@ -15,8 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sparroll.attention.decode.new_tokens import NewTokens
-from sparroll.attention.decode.scores import triton_new_tokens
-from sparroll.attention.decode.scores.triton_new_tokens import store_new_tokens
+from sparroll.attention.decode.scores.triton_new_tokens import arguments_of, store_new_tokens
 from sparroll.attention.decode.scores.triton_score_codes import score_units as score_codes
 from sparroll.attention.decode.triton_index import loaded_bytes, words_of
 from sparroll.attention.decode.triton_launch import let_next_begin, overlapping, wait_for_previous
@@ -87,7 +86,7 @@ def score_units(
         block_table_RM.stride(0),
         *scores_RHU.stride()[:2],
         units,
-        *triton_new_tokens.arguments(new_tokens),
+        *arguments_of(new_tokens),
         requests,
         UNIT=unit,
         UNITS_PER_BLOCK=index_PSHW.shape[1],
@@ -103,7 +102,7 @@ def score_units(
         FP8=fp8,
         ALIGN=align,
         D=dim,
-        **triton_new_tokens.constants(new_tokens),
+        BLOCK_TOKENS=0 if new_tokens is None else new_tokens.keys_PBHD.shape[1],
         num_warps=4,
         **overlapping(query_RHGD),
     )
@@ -128,22 +127,7 @@ def _mean_query(
     scores_per_request,
     scores_per_head,
     units_held,
-    new_keys,
-    new_values,
-    cache_keys,
-    cache_values,
-    slots,
-    new_keys_per_token,
-    new_keys_per_head,
-    new_values_per_token,
-    new_values_per_head,
-    keys_per_block,
-    keys_per_token,
-    keys_per_head,
-    values_per_block,
-    values_per_token,
-    values_per_head,
-    slots_apart,
+    new,
     new_tokens,
     requests,
     UNIT: tl.constexpr,
@@ -210,11 +194,7 @@ def _mean_query(
         at = last
     wait_for_previous(launch_pdl)
     if BLOCK_TOKENS:
-        store_new_tokens(
-            new_keys, new_values, cache_keys, cache_values, slots, new_keys_per_token, new_keys_per_head,
-            new_values_per_token, new_values_per_head, keys_per_block, keys_per_token, keys_per_head, values_per_block,
-            values_per_token, values_per_head, slots_apart, new_tokens, BLOCK_TOKENS, HEADS, D,
-        )  # fmt: skip
+        store_new_tokens(new, new_tokens, BLOCK_TOKENS, HEADS, D)
 
 
 @triton.jit

@@ -22,8 +22,7 @@ from torch import Tensor
 
 from sparroll.attention.decode.choice.triton_threshold import ordered_bits
 from sparroll.attention.decode.new_tokens import NewTokens
-from sparroll.attention.decode.scores import triton_new_tokens
-from sparroll.attention.decode.scores.triton_new_tokens import store_new_tokens
+from sparroll.attention.decode.scores.triton_new_tokens import arguments_of, store_new_tokens
 from sparroll.attention.decode.triton_codes import (
     LOG2_E,
     logit_of,
@@ -144,7 +143,7 @@ def score_units(
         scores_RHU.shape[2],
         scale * LOG2_E,
         0.5 * scale * scale * LOG2_E,
-        *triton_new_tokens.arguments(new_tokens),
+        *arguments_of(new_tokens),
         requests,
         UNIT=unit,
         UNITS_PER_BLOCK=units_per_block,
@@ -166,7 +165,7 @@ def score_units(
         PER_GROUP=per_group,
         SPREADS_AT=spreads_at,
         DP4A=compiled,
-        **triton_new_tokens.constants(new_tokens),
+        BLOCK_TOKENS=0 if new_tokens is None else new_tokens.keys_PBHD.shape[1],
         num_warps=layout.warps,
         maxnreg=layout.most_registers,
         # A product and a sum in one instruction would round once where the specification rounds twice.
@@ -207,22 +206,7 @@ def _score_codes(
     units_held,
     scale_log2,
     scale_spread,
-    new_keys,
-    new_values,
-    cache_keys,
-    cache_values,
-    slots,
-    new_keys_per_token,
-    new_keys_per_head,
-    new_values_per_token,
-    new_values_per_head,
-    keys_per_block,
-    keys_per_token,
-    keys_per_head,
-    values_per_block,
-    values_per_token,
-    values_per_head,
-    slots_apart,
+    new,
     new_tokens,
     requests,
     UNIT: tl.constexpr,
@@ -308,11 +292,7 @@ def _score_codes(
         at = last
     wait_for_previous(launch_pdl)
     if BLOCK_TOKENS:
-        store_new_tokens(
-            new_keys, new_values, cache_keys, cache_values, slots, new_keys_per_token, new_keys_per_head,
-            new_values_per_token, new_values_per_head, keys_per_block, keys_per_token, keys_per_head, values_per_block,
-            values_per_token, values_per_head, slots_apart, new_tokens, BLOCK_TOKENS, HEADS, D,
-        )  # fmt: skip
+        store_new_tokens(new, new_tokens, BLOCK_TOKENS, HEADS, D)
 
 
 @triton.jit

@@ -152,8 +152,9 @@ class SparseImpl(SparseLayer, FlashAttentionImpl):
     """One attention layer. The parent class handles dense layers, and steps in which every row reads everything."""
 
     supports_dcp = False
-    _new_tokens: NewTokens | None = None
-    """Those of the step under way, until the layer scores."""
+    _to_store: tuple[StepPlan, NewTokens] | None = None
+    """Keys and values of a step, until its plan is decoded under. Those of a step that was interrupted before are not
+    stored under a later one."""
 
     def __init__(self, *arguments: Any, **named: Any):
         FlashAttentionImpl.__init__(self, *arguments, **named)
@@ -203,16 +204,17 @@ class SparseImpl(SparseLayer, FlashAttentionImpl):
         self, layer: torch.nn.Module, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
     ) -> None:
         index_PSHW, selector = None if self.index is None else self.index.rows_PSHW, STATE.selector
+        if index_PSHW is None or selector is None:
+            super().do_kv_cache_update(layer, key, value, kv_cache, slot_mapping)
+            return
         keys_PBHD, values_PBHD = compat.keys_and_values(kv_cache, self.head_size)
-        if index_PSHW is not None and selector is not None and self._stores_while_it_scores(layer, selector):
-            if self._new_tokens is not None:
-                raise RuntimeError(f"layer {self.number} never stored the keys and values of an earlier step")
+        plan = self._plan_to_store_under(layer, selector)
+        if plan is not None:
             tokens = slot_mapping.numel()
-            self._new_tokens = NewTokens(key[:tokens], value[:tokens], slot_mapping, keys_PBHD, values_PBHD)
+            new_tokens = NewTokens(key[:tokens], value[:tokens], slot_mapping, keys_PBHD, values_PBHD)
+            self._to_store = plan, new_tokens
             return
         super().do_kv_cache_update(layer, key, value, kv_cache, slot_mapping)
-        if index_PSHW is None or selector is None:
-            return
         groups_PSHV = None if self.groups is None else self.groups.rows_PSHW
         if groups_PSHV is not None:
             paged.update_groups(keys_PBHD, values_PBHD, groups_PSHV, slot_mapping, selector, impl="triton")
@@ -221,17 +223,19 @@ class SparseImpl(SparseLayer, FlashAttentionImpl):
         elif self.number == STATE.last_indexed_layer:
             self._update_all(slot_mapping, selector)
 
-    def _stores_while_it_scores(self, layer: torch.nn.Module, selector: Selector) -> bool:
-        """Whether the kernel that scores is to store this step's keys and values, which `_decode` then gives it: where all
-        rows are decoded by it, and neither the index nor groups are made of them before."""
+    def _plan_to_store_under(self, layer: torch.nn.Module, selector: Selector) -> StepPlan | None:
+        """The plan of a step in which the kernel that scores is to store this layer's keys and values: all rows are decoded
+        by it, and neither the index nor groups are made of them before. None in other steps."""
         if self.groups is not None or not self._last_layer_writes_all(selector):
-            return False
-        plan = compat.plan_of_step(layer)
-        return plan is not None and plan.prefills is None
+            return None
+        plan: StepPlan | None = compat.plan_of_step(layer)
+        assert plan is None or plan.prefills is None, "rows prefill in a step of decode rows alone"
+        return plan
 
     def _last_layer_writes_all(self, selector: Selector) -> bool:
         """Whether the index rows of this step may wait for the last layer, which writes those of all layers in one launch.
-        All layers have scored by then, or score at that time, so no row that they score may be one of this step's.
+        Layers score before that, and the last one before or after. So no row that any of them scores may be one of this
+        step's.
 
         In a step of decode rows alone, a row's new token completes at most the unit that it stands in, the row's last one,
         which is read without being scored. Prefix caching shares whole blocks, as soon as they are scheduled. So another
@@ -244,7 +248,7 @@ class SparseImpl(SparseLayer, FlashAttentionImpl):
         decodes = _workspace.only_decodes and not compat.captures_piecewise(STATE.device)
         return decodes and selector.recent_tokens >= 2 * selector.unit_tokens
 
-    def _update_all(self, slot_mapping: Tensor, selector: Selector) -> None:
+    def _update_all(self, slot_mapping: Tensor, selector: Selector, beside: bool = False) -> None:
         """The index of all sparse layers of this worker, whose keys are stored by now."""
         assert _workspace is not None, "an index without a workspace"
         layers, apart = _indexed_layers(self._vllm_config()), _workspace.apart
@@ -253,7 +257,9 @@ class SparseImpl(SparseLayer, FlashAttentionImpl):
                 raise RuntimeError("a CUDA graph is captured before any step ran over this KV cache")
             apart = _workspace.apart = LayersApart.of(layers)
         keys_PBHD, index_PSHW = keys_and_index(layers[0])
-        paged.update_index(keys_PBHD, index_PSHW, slot_mapping, selector, impl="triton", apart_2L=apart.bytes_2L)
+        paged.update_index(
+            keys_PBHD, index_PSHW, slot_mapping, selector, impl="triton", apart_2L=apart.bytes_2L, beside=beside
+        )
 
     def _decode(self, query: Tensor, kv_cache: Tensor, plan: StepPlan, output: Tensor) -> None:
         selector, work = STATE.selector, _workspace
@@ -272,7 +278,9 @@ class SparseImpl(SparseLayer, FlashAttentionImpl):
         peaks_RHK = peaks_to_choose_by(work.peaks_RHK, count, scores_RHU.shape[2])
         log_weights_RHGN = None if work.log_weights_RHGN is None else work.log_weights_RHGN[:count]
         groups_PSHV = None if self.groups is None else self.groups.rows_PSHW
-        new_tokens, self._new_tokens = self._new_tokens, None
+        to_store, self._to_store = self._to_store, None
+        stores = to_store is not None and to_store[0] is plan
+        new_tokens = to_store[1] if to_store is not None and stores else NewTokens.none(keys_PBHD, values_PBHD)
         paged.score_units(
             query_RHGD,
             index_PSHW,
@@ -290,11 +298,11 @@ class SparseImpl(SparseLayer, FlashAttentionImpl):
             log_weights_RHGN=log_weights_RHGN,
             new_tokens=new_tokens,
         )
-        is_last = self.number == STATE.last_indexed_layer
-        if new_tokens is not None and is_last:
+        indexes = stores and self.number == STATE.last_indexed_layer
+        if indexes:
             # All layers' keys are stored by now, and what follows reads no index rows.
             with work.beside.what_follows():
-                self._update_all(new_tokens.slots_T, selector)
+                self._update_all(new_tokens.slots_T, selector, beside=True)
         paged.choose_units(
             scores_RHU,
             plan.context_tokens_R,
@@ -335,7 +343,7 @@ class SparseImpl(SparseLayer, FlashAttentionImpl):
                 log_weights_RHGN=log_weights_RHGN,
                 announced=True,
             )
-        if new_tokens is not None and is_last:
+        if indexes:
             work.beside.join()
 
     def _attend_pages(
