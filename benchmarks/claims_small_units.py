@@ -9,7 +9,7 @@ from statistics import median
 from claim_words import Claims, Figures, bare, down, up
 from published_figures import less
 from record_tables import results
-from render_fine import BLOCKS_OF_16, BY_ALL_MODELS, HALF_THE_LANES, fine_records, reached_goals
+from render_fine import AGAIN, BLOCKS_OF_16, BY_ALL_MODELS, HALF_THE_LANES, STORED_APART, fine_records, reached_goals
 
 MORE = {
     "halves": (BY_ALL_MODELS, "h200"),
@@ -30,9 +30,15 @@ def small_units() -> Figures:
 
 def small_units_over_dense() -> Figures:
     """The range of speed-ups over dense rollouts, of small units and of the published schedules in the same calls. Without
-    the long set, which the published schedules were not measured on before."""
-    found = [each for _, name, each in fine_records(BY_ALL_MODELS, ["h200"]) if name != "long"]
-    ours = [each["speedup"] for each in found]
+    the long set, which the published schedules were not measured on before. Of two calls the slower one counts."""
+    found = [
+        each for kind in (BY_ALL_MODELS, AGAIN) for _, name, each in fine_records(kind, ["h200"]) if name != "long"
+    ]
+    slowest: dict[tuple[str, str], float] = {}
+    for each in found:
+        of = each["model"], each["request_set"]
+        slowest[of] = min(each["speedup"], slowest.get(of, each["speedup"]))
+    ours = slowest.values()
     published = [each["published"]["speedup"] for each in found]
     return {
         "slowest": down(min(ours), 2),
@@ -45,22 +51,61 @@ def small_units_over_dense() -> Figures:
 def small_units_goals() -> Figures:
     """Which goals are reached under budgets by all models, and how far the others are away."""
     goals = reached_goals([BY_ALL_MODELS])
+    measured = fine_records(BY_ALL_MODELS, ["h200"])
     missed = {
         (size, name): up(100 * (1 - found["speedup"] / found["target_speedup"]), 1)
-        for size, name, found in fine_records(BY_ALL_MODELS, ["h200"])
+        for size, name, found in measured
         if found["speedup"] < found["target_speedup"]
     }
+    assert set(missed) == {("14b", "drained"), ("14b", "steady")}, "other goals are missed"
+    beyond = [
+        100 * (found["speedup"] / found["target_speedup"] - 1)
+        for size, name, found in (*measured, *fine_records(AGAIN, ["h200"]))
+        if (size, name) not in missed and name != "long"
+    ]
     large = results(f"rollout-qwen3-14b-drained-{BY_ALL_MODELS}-h200", "rollout")
-    moments = [len(large[each]) for each in ("windows", "windows_missing")]
     return {
         "reached": str(sum(goals.values())),
         "goals": str(len(goals)),
-        "missed": str(len(goals) - sum(goals.values())),
+        "least": down(min(beyond), 1),
+        "most": down(max(beyond), 1),
         "drained_14b": missed["14b", "drained"],
-        "moments_14b": str(moments[0]),
-        "of_14b": str(sum(moments)),
+        "steady_14b": missed["14b", "steady"],
         "ratio_14b": down(large["budget_ratio"], 2),
-        **{f"steady_{size.replace('.', '_')}": missed[size, "steady"] for size in ("1.7b", "4b", "8b", "14b")},
+    }
+
+
+def stored_while_scoring() -> Figures:
+    """How much shorter steps of the steady sets are than in a call before new keys and values were stored by the kernel that
+    scores, in %, by moments and models, in two calls; how much shorter dense steps are there; and 1.7B's tokens per second
+    at the same speed of dense steps."""
+    shorter: dict[str, list[float]] = {}
+    for about, kind in (("", BY_ALL_MODELS), ("_again", AGAIN)):
+        for size, name, now in fine_records(kind, ["h200"]):
+            before = results(f"rollout-qwen3-{size}-{name}-{STORED_APART}-h200", "rollout")
+            if name == "steady":
+                assert now["windows"] == before["windows"], f"{size}: other moments"
+                assert now["schedule_table"] == before["schedule_table"], f"{size}: another schedule"
+                for engine in ("fine", "dense"):
+                    shorter.setdefault(engine + about, []).extend(
+                        100 * (1 - median(new) / median(old))
+                        for new, old in zip(
+                            now["repeats"][f"{engine}_seconds"], before["repeats"][f"{engine}_seconds"], strict=True
+                        )
+                    )
+    again = {(size, name): found["speedup"] for size, name, found in fine_records(AGAIN, ["h200"])}
+    return {
+        "least_again": down(min(shorter["fine_again"]), 1),
+        "most_again": up(max(shorter["fine_again"]), 1),
+        "dense_least_again": up(-min(shorter["dense_again"]), 1),
+        "dense_most_again": up(max(shorter["dense_again"]), 1),
+        "longer": up(-min(shorter["fine"]), 1),
+        "shorter": up(max(shorter["fine"]), 1),
+        "dense_longer_least": down(-max(shorter["dense"]), 1),
+        "dense_longer_most": up(-min(shorter["dense"]), 1),
+        "steady_1_7b": down(again["1.7b", "steady"], 2),
+        "drained_1_7b": down(again["1.7b", "drained"], 2),
+        "steady_8b": down(again["8b", "steady"], 2),
     }
 
 
@@ -103,7 +148,7 @@ def many_requests() -> Figures:
     for size in ("1.7b", "4b", "8b"):
         now, before, profiled = (
             results(f"rollout-qwen3-{size}-steady-{kind}-h200", "rollout")
-            for kind in (BY_ALL_MODELS, HALF_THE_LANES, BLOCKS_OF_16)
+            for kind in (STORED_APART, HALF_THE_LANES, BLOCKS_OF_16)
         )
         steps = [each["schedule_table"]["steps"] for each in (now, before, profiled)]
         assert steps[0] == steps[1] == steps[2] and now["windows"] == before["windows"], "other budgets or moments"
@@ -124,17 +169,10 @@ def many_requests() -> Figures:
     return ends | us | {"least_dense": down(min(dense)), "most_dense": up(max(dense))}
 
 
-def one_token() -> Figures:
-    """The steps of one token in the call of 1.7B, in ms."""
-    took = results(f"rollout-qwen3-1.7b-steady-{BY_ALL_MODELS}-h200", "rollout")["one_token_seconds"]
-    first, second, third = (1000 * each for each in took)
-    return {"first": down(first, 1), "second": up(second, 1), "third": up(third, 1)}
-
-
 def steady_profiles() -> Figures:
     """Shares of attention and choice in the profiled steps of steady sets, and of its bytes in attention's time, in %."""
     gather, of_bytes, choice = [], [], []
-    for _, name, found in fine_records(BY_ALL_MODELS, ["h200"]):
+    for _, name, found in fine_records(STORED_APART, ["h200"]):
         if name == "steady":
             took, floors = found["profile"]["groups_ms"], found["profile"]["floors_ms"]
             gather.append(100 * took["gather"] / sum(took.values()))
@@ -219,26 +257,26 @@ PAGES: Mapping[str, Claims] = {
         "fast as dense ones, where the published schedules make them {published_slowest} to {published_fastest} "
         "times as fast in the same calls.": small_units_over_dense,
     },
-    "docs/what-to-use.md": {
-        "The first figure of small units for 14B rests on {moments_14b} of the {of_14b} points in time at which steps were "
-        "to be timed.": small_units_goals,
-    },
     "docs/results.md": {
         "units of 4 tokens in 2 bits make rollouts {halves_least} to {halves_most} % faster than the published schedules in "
         "the same records.": small_units,
-        "With these budgets {reached} of the {goals} goals are reached: those of 1.7B, 4B and 8B drained and of 1.7B "
-        "long.": small_units_goals,
-        "Of the steady sets 4B lies {steady_4b} % below its goal, 1.7B {steady_1_7b} % and 8B {steady_8b} %. 14B lies "
-        "{steady_14b} % (steady) and {drained_14b} % (drained, by {moments_14b} of {of_14b} moments) below.": (
-            small_units_goals
-        ),
+        "With these budgets {reached} of the {goals} goals are reached, all but those of 14B; drained and steady sets lie "
+        "{least} to {most} % above theirs, in a second call as well.": small_units_goals,
+        "14B lies {steady_14b} % (steady) and {drained_14b} % (drained) below.": small_units_goals,
+        "In a second call on another host rollouts of 1.7B were {drained_1_7b} (drained) and {steady_1_7b} times (steady) "
+        "as fast as dense ones, and those of 8B {steady_8b} times (steady).": stored_while_scoring,
+        "There steps at the same moments of the steady sets take {least_again} to {most_again} % less than in a call "
+        "before these changes, while dense steps take between {dense_least_again} % more and {dense_most_again} % "
+        "less.": stored_while_scoring,
+        "On the host of the table they take between {longer} % more and {shorter} % less than then, and dense steps "
+        "{dense_longer_least} to {dense_longer_most} % more.": stored_while_scoring,
         "and the scaled ones are {ratio_14b} times smaller": small_units_goals,
         "the published schedules were {lost_least} to {lost_most} % slower beside dense attention in the steady sets than "
         "in blocks of 64: 1.7B {before} instead of {now} times.": blocks,
         "takes {us_16} us for 89 requests in blocks of 16, and {us_64} us in blocks of 64": blocks,
         "Dense steps take {dense_least} to {dense_most} % less in blocks of 64": blocks,
-        "In the profiles below scores, choice and attention take {_score_codes_1_7b}, {_choose_1_7b} and {_gather_1_7b} us "
-        "a layer for 89 requests of 1.7B, where they took {_score_codes_1_7b_before}, {_choose_1_7b_before} and "
+        "In profiles of that call scores, choice and attention take {_score_codes_1_7b}, {_choose_1_7b} and {_gather_1_7b} "
+        "us a layer for 89 requests of 1.7B, where they took {_score_codes_1_7b_before}, {_choose_1_7b_before} and "
         "{_gather_1_7b_before} in a profile of the same step before, and {_score_codes_8b}, {_choose_8b} and {_gather_8b} "
         "instead of {_score_codes_8b_before}, {_choose_8b_before} and {_gather_8b_before} us for 62 of 8B": many_requests,
         "steps at the same moments of the steady sets are {least_1_7b} to {most_1_7b} % shorter for 1.7B, {least_4b} to "
@@ -250,7 +288,6 @@ PAGES: Mapping[str, Claims] = {
         "The second one's speed-ups are at most {lower} % lower and at most {higher} % higher": small_units_again,
         "of which the two measured {first} and {second} of 12 moments; elsewhere they differ by {elsewhere} % or "
         "less": small_units_again,
-        "rows of 1.7B by six models that one step took {first}, {second} and {third} ms": one_token,
         "With 2 x 2 they reached {reached} of the {goals} goals, and rollouts of 14B were {drained} (drained) and {steady} "
         "(steady) times as fast as dense ones.": small_units_of_two_models,
         "It took {seconds} s, where {moments} of {of} moments say {estimated}, {error} % less": small_units_whole,

@@ -22,8 +22,11 @@ DEVICES = ("h200", "h100")
 SIZES = ("1.7b", "4b", "8b", "14b")
 BY_ALL_MODELS = "all-models-4x2"
 BLOCKS_OF_16, HALF_THE_LANES = f"{BY_ALL_MODELS}-blocks-of-16", f"{BY_ALL_MODELS}-half-the-lanes"
-"""The same schedules, timed in earlier calls: in vLLM's blocks of 16 tokens, and in blocks of 64 with a layout of the choice
-that is slow for large budgets."""
+STORED_APART = f"{BY_ALL_MODELS}-stored-apart"
+"""The same schedules, timed in earlier calls: in vLLM's blocks of 16 tokens, in blocks of 64 with a layout of the choice
+that is slow for large budgets, and with a kernel of its own that stores new keys and values."""
+AGAIN = f"{BY_ALL_MODELS}-again"
+"""Some of them in a second call."""
 KINDS = (BY_ALL_MODELS, "wide-2x2", "wide", "fine")
 """Words in the names of records. The budgets of the first are by the six models that were trained to the end and measured
 with wide first layers, and those of the others by fewer."""

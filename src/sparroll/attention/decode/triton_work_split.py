@@ -28,7 +28,7 @@ _ANEW_TILES = tl.constexpr(6)
 def request_lanes(requests: int) -> int:
     """A constant that kernels are compiled for: as many lanes as there are requests, or more, because a start captures CUDA
     graphs of every batch size and would wait for a compiler at each new one. So these are powers of two. Up to 32 lanes are
-    one register of each thread; with twice as many lanes as needed a sparse layer takes up to 1 % longer (LOG.md)."""
+    one register of each thread; with 256 lanes instead of 128 a sparse layer of 63 requests takes 1 % longer (LOG.md)."""
     return max(32, triton.next_power_of_2(requests))
 
 
