@@ -127,6 +127,14 @@ def test_what_cannot_be_stored_is_refused() -> None:
         "must have the cache's type": {"keys_THD": new.keys_THD.bfloat16()},
         "contiguous in their last axis": {"keys_THD": new.keys_THD.transpose(1, 2).contiguous().transpose(1, 2)},
     }
+    with pytest.raises(UserError, match="without requests no kernel is launched"):
+        score(
+            dataclasses.replace(
+                cache,
+                **{name: getattr(cache, name)[:0] for name in ("query_RHGD", "block_table_RM", "context_tokens_R")},
+            ),
+            new,
+        )
     for message, change in bad.items():
         with pytest.raises(UserError, match=message):
             score(cache, dataclasses.replace(new, **change))

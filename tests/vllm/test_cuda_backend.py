@@ -14,24 +14,32 @@ from torch import Tensor
 from sparroll import Schedule
 from sparroll.attention.decode import paged, paged_reference
 from sparroll.attention.decode.workspace import PEAK_UNITS
-from sparroll.attention.selectors import PageMean, QuantizedMean, Quest, Remainder, Selector
+from sparroll.attention.selectors import PageMean, QuantizedMean, Quest, Selector
 from sparroll.engines.vllm import compat
-from sparroll.engines.vllm.attention.batch import StepPlan
 from sparroll.engines.vllm.attention.device_budgets import UNLIMITED
 from sparroll.engines.vllm.attention.pages import HeadPages
 from sparroll.engines.vllm.attention.state import STATE
 from sparroll.schedule import Step
+from vllm_layers import (
+    GROUPED,
+    PAIRS,
+    SCHEDULE,
+    SUMMING,
+    SUMMING_FINE,
+    D,
+    G,
+    H,
+    M,
+    P,
+    R,
+    attend_pages,
+    cache,
+    layer_of,
+    rows_of,
+    workspace,
+)
 from vllm_runs import needs_vllm
 
-# R rows, H kv heads, G query heads per kv head, D head dim, P blocks, B tokens per block, M blocks per request
-R, H, G, D, P, M = 4, 2, 2, 32, 64, 12
-SCHEDULE = Schedule(steps=(Step(0, 64), Step(128, 80)), dense_layers=(0,))
-GROUPED = Schedule(steps=(Step(0, (96, 64)), Step(128, (112, 80))), dense_layers=(0,), layer_groups=((2,), (1,)))
-SUMMING = Schedule(SCHEDULE.steps, PageMean(16, 16, 32, remainder=Remainder(32, "fp8")), dense_layers=(0,))
-SUMMING_FINE = Schedule(
-    SCHEDULE.steps, QuantizedMean(4, 16, 32, bits=4, remainder=Remainder(32, "fp8")), dense_layers=(0,)
-)
-PAIRS = Schedule(SCHEDULE.steps, QuantizedMean(2, 16, 32, bits=2), dense_layers=(0,))
 CONTEXTS = [1, 60, 171, 0]
 LONG_UNITS = 8200
 """Of an engine for contexts so long that it keeps peaks of scores, if its units are of few bits."""
@@ -45,29 +53,6 @@ CASES = [
     ("triton", 64, SUMMING_FINE),
     ("triton", 64, PAIRS),
 ]
-
-
-def cache(layout: str, block: int) -> Tensor:
-    """[P, H, B, 2D] as vLLM 0.26 shows it, in memory as NHD or HND."""
-    torch.manual_seed(0)
-    if layout == "NHD":
-        return torch.randn(P, block, H, 2 * D).transpose(1, 2)
-    return torch.randn(P, H, block, 2 * D)
-
-
-def attend_pages(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, block_table: Tensor, seqused_k: Tensor, **call: Any
-) -> None:
-    """What FlashAttention does when each sequence has one query and one KV head."""
-    assert call["fa_version"] == 3 and call["max_seqlen_q"] == 1
-    assert call["cu_seqlens_q"].tolist() == list(range(len(q) + 1))
-    for sequence, tokens in enumerate(seqused_k.tolist()):
-        if not tokens:
-            out[sequence] = 0
-            continue
-        keys = k[block_table[sequence].long()].flatten(0, 1)[:tokens, 0]
-        values = v[block_table[sequence].long()].flatten(0, 1)[:tokens, 0]
-        out[sequence] = torch.softmax(q[sequence] @ keys.T * call["softmax_scale"], -1) @ values
 
 
 @pytest.mark.parametrize("block", [16, 64])
@@ -115,15 +100,6 @@ def test_index_rows_of_a_head_stand_together_however_vllm_orders_a_block(by_toke
     assert layer.kv_cache.all()
 
 
-def rows_of(rows: int, width: int, dtype: torch.dtype) -> SimpleNamespace:
-    """What a layer of rows holds."""
-    held = torch.zeros(P, H, rows, width, dtype=dtype).transpose(1, 2)
-    return SimpleNamespace(kv_cache=held, rows_PSHW=held)
-
-
-PLAN_OF_STEP = compat.plan_of_step
-
-
 @pytest.fixture(autouse=True)
 def without_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers are told of no plan before they store: there is no step of vLLM's."""
@@ -163,27 +139,11 @@ def assert_peaks(found_RHK: Tensor, scores_RHU: Tensor, context: int, selector: 
     assert torch.equal(found_RHK[..., :there], expected_RHK[..., :there])
 
 
-def workspace(monkeypatch: pytest.MonkeyPatch, backend: Any, selector: Selector, units: int = M) -> Any:
-    """That of an engine with three layers."""
-    work = backend.Workspace.allocate(R, H, G, D, units, torch.float32, selector, 3, torch.device("cpu"))
-    monkeypatch.setattr(backend, "_workspace", work)
-    return work
-
-
 def builder_of(backend: Any) -> Any:
     """A metadata builder of a sparse engine with full graphs."""
     builder = object.__new__(backend.SparseMetadataBuilder)
     builder.sparse, builder.use_full_cuda_graph, builder.device = True, True, torch.device("cpu")
     return builder
-
-
-def layer_of(backend: Any, its: dict[str, Any], kv_cache: Tensor) -> SimpleNamespace:
-    """vLLM's attention layer around our implementation."""
-    impl = object.__new__(backend.SparseImpl)
-    for name, value in {**its, "num_heads": H * G, "num_kv_heads": H, "head_size": D, "scale": D**-0.5}.items():
-        setattr(impl, name, value)
-    STATE.index_read_share[impl.number] = 0.0
-    return SimpleNamespace(impl=impl, kv_cache=kv_cache)
 
 
 @needs_vllm
@@ -313,147 +273,6 @@ def test_a_decode_step_is_the_references(
     report = STATE.report()
     assert report.dense_request_steps == dense
     assert report.layers[1].sparse_steps == (0 if dense else 1)
-
-
-@needs_vllm
-@pytest.mark.skipif(torch.cuda.is_available(), reason="interprets kernels on CPU tensors")
-@pytest.mark.parametrize(
-    ("attention", "block", "schedule"),
-    [("triton", 16, SCHEDULE), ("triton", 64, GROUPED), ("triton", 16, PAIRS), ("fa3_pages", 16, SCHEDULE)],
-)
-def test_layers_store_new_tokens_while_they_score_and_the_last_one_writes_all_index_rows(
-    monkeypatch: pytest.MonkeyPatch, attention: str, block: int, schedule: Schedule
-) -> None:
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    from vllm.v1.attention.backends import fa_utils, flash_attn
-
-    from sparroll.engines.vllm.attention import cuda_backend as backend
-
-    def refuse(*arguments: Any) -> None:
-        pytest.fail("stored on its own")
-
-    attend, seen = paged.paged_decode, []
-    monkeypatch.setattr(paged, "paged_decode", lambda *a, impl, **k: attend(*a, impl="reference", **k))
-    monkeypatch.setattr(compat, "captures_piecewise", lambda device: False)
-    monkeypatch.setattr(compat, "plan_of_step", lambda layer: layer.plan)
-    monkeypatch.setattr(fa_utils, "flash_attn_varlen_func", attend_pages, raising=False)
-    monkeypatch.setattr(flash_attn.FlashAttentionImpl, "do_kv_cache_update", refuse)
-    STATE.configure(schedule, 3, "cpu", attention=attention)
-    selector, units_per_block = schedule.selector, block // schedule.selector.unit_tokens
-    work = workspace(monkeypatch, backend, selector, M * units_per_block)
-    work.only_decodes = True
-    table, contexts = torch.randperm(P)[: R * M].view(R, M).int(), torch.tensor([1, 64, 172, 0], dtype=torch.int32)
-    plan = StepPlan(R, None, contexts, work.kv_budget_tokens_LR[:, :R], table)
-    STATE.budgets.begin_step(None, R)
-    at = (contexts - 1).clamp_min(0)
-    slots = torch.where(contexts > 0, table[torch.arange(R), at // block] * block + at % block, -1).long()
-    width, layers, whole = selector.index_width(D), [], []
-    for number in (1, 2):
-        kv_cache = cache("HND" if attention == "triton" else "NHD", block) * number
-        index, complete_index = (rows_of(units_per_block, width, selector.index_dtype) for _ in range(2))
-        # What the new tokens complete is not there before.
-        every = torch.arange(P * block)
-        for held, slots_T in ((index, every[~torch.isin(every, slots)]), (complete_index, every)):
-            keys_PBHD = compat.keys_and_values(kv_cache, D)[0]
-            paged.update_index(keys_PBHD, held.rows_PSHW, slots_T, selector, impl="triton")
-        layer = layer_of(backend, {"number": number, "index": index, "groups": None}, kv_cache)
-        layer.plan = plan
-        layers.append(layer), whole.append((kv_cache.clone(), complete_index.rows_PSHW))
-    held = {str(layer.impl.number): layer for layer in layers}
-    config = SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context=held))
-    real, metadata = slots >= 0, SimpleNamespace(sparroll=plan)
-    for layer, (kv_cache, rows_PSHW) in zip(layers, whole, strict=True):
-        layer.impl._vllm_config = lambda: config
-        keys_PBHD, values_PBHD = compat.keys_and_values(layer.kv_cache, D)
-        place = slots[real] // block, slots[real] % block
-        key, value = (torch.full((R + 2, H, D), torch.nan) for _ in range(2))
-        key[:R][real], value[:R][real] = keys_PBHD[place], values_PBHD[place]
-        keys_PBHD[place], values_PBHD[place] = torch.nan, torch.nan
-        layer.impl.do_kv_cache_update(layer, key, value, layer.kv_cache, slots)
-        assert keys_PBHD[place].isnan().all()
-        query, output = torch.randn(R, H * G, D), torch.full((R, H * G, D), float("nan"))
-        layer.impl.forward(layer, query, key, value, layer.kv_cache, metadata, output)
-        assert torch.equal(layer.kv_cache, kv_cache)
-        expected, scores = torch.empty(R, H, G, D), torch.empty(R, H, M * units_per_block)
-        ids = torch.empty(R, H, M * units_per_block, dtype=torch.int32)
-        budgets, query_RHGD = plan.kv_budget_tokens_LR[layer.impl.number], query.unflatten(1, (H, G))
-        paged.score_units(query_RHGD, rows_PSHW, table, contexts, selector, scores)
-        paged.choose_units(scores, contexts, budgets, selector, ids)
-        attend(
-            query_RHGD,
-            keys_PBHD,
-            values_PBHD,
-            table,
-            ids,
-            contexts,
-            budgets,
-            selector,
-            D**-0.5,
-            expected,
-            impl="reference",
-        )
-        torch.testing.assert_close(output.unflatten(1, (H, G)), expected, atol=1e-5, rtol=1e-5)
-        seen.append(
-            [torch.equal(each.impl.index.rows_PSHW, rows) for each, (_, rows) in zip(layers, whole, strict=True)]
-        )
-    assert seen == [[False, False], [True, True]]
-
-
-@needs_vllm
-@pytest.mark.skipif(torch.cuda.is_available(), reason="interprets kernels on CPU tensors")
-@pytest.mark.parametrize("schedule", [SCHEDULE, SUMMING], ids=["interrupted", "with groups"])
-def test_what_waits_to_be_stored_belongs_to_one_step_and_a_remainder_waits_for_nothing(
-    monkeypatch: pytest.MonkeyPatch, schedule: Schedule
-) -> None:
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
-    from vllm.v1.attention.backends import flash_attn
-
-    from sparroll.engines.vllm.attention import cuda_backend as backend
-
-    attend, stored = paged.paged_decode, []
-    monkeypatch.setattr(paged, "paged_decode", lambda *a, impl, **k: attend(*a, impl="reference", **k))
-    monkeypatch.setattr(compat, "captures_piecewise", lambda device: False)
-    monkeypatch.setattr(compat, "plan_of_step", lambda layer: layer.plan)
-    monkeypatch.setattr(flash_attn.FlashAttentionImpl, "do_kv_cache_update", lambda *given: stored.append(given))
-    STATE.configure(schedule, 3, "cpu")
-    selector = schedule.selector
-    work = workspace(monkeypatch, backend, selector)
-    work.only_decodes = True
-    STATE.budgets.begin_step(None, R)
-    contexts, table = torch.tensor([1, 64, 172, 0], dtype=torch.int32), torch.randperm(P)[: R * M].view(R, M).int()
-    plans = [StepPlan(R, None, contexts, work.kv_budget_tokens_LR[:, :R], table) for _ in range(2)]
-    index, groups, kv_cache = rows_of(1, selector.index_width(D), selector.index_dtype), None, cache("NHD", 16)
-    if selector.remainder is not None:
-        groups = rows_of(1, selector.group_width(D), torch.uint8)
-        monkeypatch.setattr(paged, "update_groups", lambda *given, impl: stored.append(given))
-    layer = layer_of(backend, {"number": 1, "index": index, "groups": groups}, kv_cache)
-    STATE.index_read_share[2], layer.plan, before = 0.0, plans[0], kv_cache.clone()
-    new = torch.ones(R, H, D)
-    layer.impl.do_kv_cache_update(layer, new, new, kv_cache, torch.arange(R))
-    if groups is not None:
-        assert len(stored) == 2
-        return
-    query, output = torch.randn(R, H * G, D), torch.empty(R, H * G, D)
-    layer.impl.forward(layer, query, new, new, kv_cache, SimpleNamespace(sparroll=plans[1]), output)
-    assert torch.equal(kv_cache, before) and not stored
-
-
-@needs_vllm
-def test_the_plan_of_a_step_is_found_in_what_vllm_gives_its_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    import vllm.forward_context
-
-    layer, plan = SimpleNamespace(layer_name="layers.1"), object()
-    planned, other = SimpleNamespace(sparroll=plan), SimpleNamespace()
-    for given, expected in (
-        ({"layers.0": other, "layers.1": planned}, plan),
-        ({"layers.0": planned, "layers.1": other}, None),
-        ([{"layers.1": planned}, {"layers.1": other}], plan),
-        (planned, plan),
-        (None, None),
-    ):
-        context = SimpleNamespace(attn_metadata=given)
-        monkeypatch.setattr(vllm.forward_context, "get_forward_context", lambda context=context: context)
-        assert PLAN_OF_STEP(layer) is expected
 
 
 @needs_vllm

@@ -207,6 +207,8 @@ def score_units(
             raise UserError(f"no peaks are kept of the scores of {selector}", "leave out peaks_RHK")
     if new_tokens is not None:
         new_tokens.check(heads, dim)
+        if not requests and len(new_tokens.slots_T):
+            raise UserError("without requests no kernel is launched that could store new tokens", "store them apart")
     _check_log_weights(log_weights_RHGN, (requests, heads, group), selector, impl)
     if log_weights_RHGN is not None:
         if groups_PSHV is None:
