@@ -1,4 +1,4 @@
-"""Layers of the CUDA backend where no GPU is: what vLLM and its worker hold around them, on CPU tensors."""
+"""Layers of the CUDA backend without a GPU: what vLLM and its worker hold around them, on CPU tensors."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ def workspace(monkeypatch: pytest.MonkeyPatch, backend: Any, selector: Selector,
     return work
 
 
-def layer_of(backend: Any, its: dict[str, Any], kv_cache: Tensor) -> SimpleNamespace:
+def layer_of(backend: Any, attributes: dict[str, Any], kv_cache: Tensor) -> SimpleNamespace:
     """vLLM's attention layer around our implementation."""
     impl = object.__new__(backend.SparseImpl)
-    for name, value in {**its, "num_heads": H * G, "num_kv_heads": H, "head_size": D, "scale": D**-0.5}.items():
+    for name, value in {**attributes, "num_heads": H * G, "num_kv_heads": H, "head_size": D, "scale": D**-0.5}.items():
         setattr(impl, name, value)
     STATE.index_read_share[impl.number] = 0.0
     return SimpleNamespace(impl=impl, kv_cache=kv_cache)

@@ -174,7 +174,7 @@ def test_attention_that_overlaps_reads_no_list_of_before(requests: int) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("requests", [9, 89])
 def test_attention_that_overlaps_reads_what_the_scores_kernel_of_its_layer_stored(requests: int) -> None:
-    """Two layers by turns in one graph, nothing between them. The newest keys and values are NaN before each replay."""
+    """Layers in one graph, nothing between them. The newest keys and values are NaN before each replay."""
     torch.manual_seed(0)
     selector, block = QuantizedMean(4, 16, 32, 2), 64
     contexts_R = torch.randint(9_000, 20_000, (requests,), dtype=torch.int32, device=DEVICE)
@@ -187,7 +187,7 @@ def test_attention_that_overlaps_reads_what_the_scores_kernel_of_its_layer_store
     slots_R = (2048 + rows_R) * block + last_R % block
     budgets_R = torch.randint(400, 900, (requests,), dtype=torch.int32, device=DEVICE)
     steps, news, scores = [], [], []
-    for _ in range(2):
+    for _ in range(6):
         keys, values = torch.randn(2048 + requests, block, 8, 256, dtype=torch.bfloat16, device=DEVICE).split(
             128, dim=-1
         )
@@ -204,26 +204,24 @@ def test_attention_that_overlaps_reads_what_the_scores_kernel_of_its_layer_store
     # Layers share a plan and its flags.
     workspace = steps[0].workspace
 
-    def layers(times: int, stores: bool) -> None:
-        for layer, out in zip(times * (0, 1), outs, strict=True):
-            step, cache = steps[layer], steps[layer].cache
+    def layers(stores: bool) -> None:
+        for step, new, its_scores, out in zip(steps, news, scores, outs, strict=True):
+            cache = step.cache
             paged.score_units(
-                cache.query_RHGD, cache.index_PSHW, table, contexts_R, selector, scores[layer], "triton",
-                kv_budget_tokens_R=budgets_R, workspace=workspace, planned=True,
-                new_tokens=news[layer] if stores else None,
+                cache.query_RHGD, cache.index_PSHW, table, contexts_R, selector, its_scores, "triton",
+                kv_budget_tokens_R=budgets_R, workspace=workspace, planned=True, new_tokens=new if stores else None,
             )  # fmt: skip
             step.workspace = workspace
-            step.choose(scores[layer], workspace), step.attend(announced=True, out=out)
+            step.choose(its_scores, workspace), step.attend(announced=True, out=out)
 
-    outs = [torch.full_like(steps[0].out, torch.nan) for _ in range(2)]
-    layers(1, stores=False)
-    expected = 3 * [out.clone() for out in outs]
-    outs = [torch.full_like(steps[0].out, torch.nan) for _ in range(6)]
-    layers(3, stores=True)
+    outs = [torch.full_like(step.out, torch.nan) for step in steps]
+    layers(stores=False)
+    expected = [out.clone() for out in outs]
+    layers(stores=True)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        layers(3, stores=True)
+        layers(stores=True)
     for _ in range(20):
         for new in news:
             new.keys_PBHD[slots_R // block, slots_R % block] = torch.nan
@@ -233,3 +231,4 @@ def test_attention_that_overlaps_reads_what_the_scores_kernel_of_its_layer_store
         graph.replay()
         for out, right in zip(outs, expected, strict=True):
             assert torch.equal(out, right)
+        assert not workspace.listed_RH.any()

@@ -41,6 +41,7 @@ class DecodeStep:
     index rows are not written."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, schedule: Schedule, block: int = 16, attention: str = "triton"):
+        torch.manual_seed(0)
         monkeypatch.setenv("TRITON_INTERPRET", "1")
         from vllm.v1.attention.backends import fa_utils, flash_attn
 

@@ -1,5 +1,5 @@
 """Keys and values of a step's tokens on their way into the cache. The kernel that scores units can store them, too, so that
-no kernel is launched for them alone: scoring reads neither keys nor values, and all that attends runs behind it."""
+no kernel is launched for them alone: scoring reads neither keys nor values, and attention runs after it."""
 
 # T new tokens, P blocks, B tokens per block, H kv heads, D head dim
 

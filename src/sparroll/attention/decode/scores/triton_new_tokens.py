@@ -11,8 +11,8 @@ from sparroll.attention.decode.new_tokens import NewTokens
 
 
 def arguments_of(new: NewTokens | None) -> tuple[Any, int]:
-    """What a kernel takes of them: where they lie and where they go, which is the same in every step, and how many there
-    are."""
+    """Two arguments of a kernel: a tuple of tensors and strides, and how many tokens there are. Triton compiles for the
+    kinds of the first; the second is kept out of specialization, because it changes from step to step."""
     if new is None:
         return None, 0
     held = new.keys_THD, new.values_THD, new.keys_PBHD, new.values_PBHD
@@ -23,7 +23,7 @@ def arguments_of(new: NewTokens | None) -> tuple[Any, int]:
 @triton.jit
 @no_type_check
 def store_new_tokens(new, tokens, BLOCK_TOKENS: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr):
-    """Of the program's share of them. new: what `arguments_of` gives."""
+    """Store this program's share of the new keys and values. new: the tuple that `arguments_of` returns."""
     keys, values, cache_keys, cache_values, slots = new[0], new[1], new[2], new[3], new[4]
     of_keys, of_values, of_cache_keys, of_cache_values, slots_apart = new[5], new[6], new[7], new[8], new[9]
     LANES_D: tl.constexpr = triton.next_power_of_2(D)

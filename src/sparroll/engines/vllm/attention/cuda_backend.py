@@ -153,8 +153,8 @@ class SparseImpl(SparseLayer, FlashAttentionImpl):
 
     supports_dcp = False
     _to_store: tuple[StepPlan, NewTokens] | None = None
-    """Keys and values of a step, until its plan is decoded under. Those of a step that was interrupted before are not
-    stored under a later one."""
+    """New keys and values that wait for `_decode` of the same step, with that step's plan. What an interrupted step left is
+    dropped, because a later step has another plan."""
 
     def __init__(self, *arguments: Any, **named: Any):
         FlashAttentionImpl.__init__(self, *arguments, **named)
