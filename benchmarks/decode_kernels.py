@@ -106,7 +106,7 @@ class Case:
             ),
             peaks_to_choose_by(peaks_for(selector, batch, options.heads, units, device), batch, units),
             log_weights_for(selector, batch, options.heads, options.group, units, device),
-            newest(keys, values, table, contexts, device),
+            newest(keys, values, table, contexts),
         )  # fmt: skip
 
     def without_peaks(self) -> Case | None:
@@ -145,12 +145,11 @@ class Case:
         )  # fmt: skip
 
 
-def newest(keys_PBHD: Tensor, values_PBHD: Tensor, table_RM: Tensor, contexts: np.ndarray, device: str) -> NewTokens:
+def newest(keys_PBHD: Tensor, values_PBHD: Tensor, table_RM: Tensor, contexts: np.ndarray) -> NewTokens:
     """The last token of each request."""
     block, last_R = keys_PBHD.shape[1], torch.from_numpy(contexts).long() - 1
     slots_R = table_RM[torch.arange(len(last_R)), last_R // block].long() * block + last_R % block
-    places = slots_R.to(device) // block, slots_R.to(device) % block
-    return NewTokens(keys_PBHD[places], values_PBHD[places], slots_R.to(device), keys_PBHD, values_PBHD)
+    return NewTokens.held_at(slots_R.to(keys_PBHD.device), keys_PBHD, values_PBHD)
 
 
 @dataclass

@@ -198,8 +198,7 @@ def test_attention_that_overlaps_reads_what_the_scores_kernel_of_its_layer_store
         for slots in torch.arange(len(keys) * block, device=DEVICE).split(1 << 14):
             paged.update_index(keys, index, slots, selector, "triton")
         steps.append(Step(cache, None, budgets_R))
-        place = slots_R // block, slots_R % block
-        news.append(NewTokens(keys[place], values[place], slots_R, keys, values))
+        news.append(NewTokens.held_at(slots_R, keys, values))
         scores.append(torch.full((requests, 8, 10_240), torch.nan, device=DEVICE))
     # Layers share a plan and its flags.
     workspace = steps[0].workspace
@@ -224,8 +223,7 @@ def test_attention_that_overlaps_reads_what_the_scores_kernel_of_its_layer_store
         layers(stores=True)
     for _ in range(20):
         for new in news:
-            new.keys_PBHD[slots_R // block, slots_R % block] = torch.nan
-            new.values_PBHD[slots_R // block, slots_R % block] = torch.nan
+            new.keys_PBHD[new.places] = new.values_PBHD[new.places] = torch.nan
         for out in outs:
             out.fill_(torch.nan)
         graph.replay()

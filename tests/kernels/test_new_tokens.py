@@ -37,13 +37,10 @@ def newest(cache: PagedCache, requests: int | None = None) -> NewTokens:
             int(cache.block_table_RM[row, at // block_tokens]) * block_tokens + at % block_tokens if context else -1
         )
     slots_T = torch.tensor(slots, dtype=torch.int64, device=DEVICE)
-    place = slots_T.clamp_min(0) // block_tokens, slots_T.clamp_min(0) % block_tokens
-    both = torch.cat((cache.keys_PBHD[place], cache.values_PBHD[place]), dim=2)
-    dim = cache.keys_PBHD.shape[3]
-    real = slots_T >= 0
-    for held in (cache.keys_PBHD, cache.values_PBHD):
-        held[place[0][real], place[1][real]] = torch.nan
-    return NewTokens(both[..., :dim], both[..., dim:], slots_T, cache.keys_PBHD, cache.values_PBHD)
+    new = NewTokens.held_at(slots_T, cache.keys_PBHD, cache.values_PBHD)
+    both, dim = torch.cat((new.keys_THD, new.values_THD), dim=2), cache.keys_PBHD.shape[3]
+    cache.keys_PBHD[new.places] = cache.values_PBHD[new.places] = torch.nan
+    return dataclasses.replace(new, keys_THD=both[..., :dim], values_THD=both[..., dim:])
 
 
 def score(

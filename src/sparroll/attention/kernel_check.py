@@ -171,15 +171,11 @@ def _index(step: _Step) -> list[str]:
 
 def _newest(step: _Step) -> NewTokens:
     """The last token of each context, and NaN in its place in the cache."""
-    context_R, block_tokens = step.contexts_R.long(), step.keys_PBHD.shape[1]
-    real_R, last_R = context_R > 0, (context_R.cumsum(0) - 1).clamp_min(0)
-    slots_R = torch.where(real_R, step.slots_T[last_R], -1)
-    block_R, place_R = slots_R.clamp_min(0) // block_tokens, slots_R.clamp_min(0) % block_tokens
-    new = NewTokens(
-        step.keys_PBHD[block_R, place_R], step.values_PBHD[block_R, place_R], slots_R, step.keys_PBHD, step.values_PBHD
-    )
-    for held_PBHD in (step.keys_PBHD, step.values_PBHD):
-        held_PBHD[block_R[real_R], place_R[real_R]] = torch.nan
+    context_R = step.contexts_R.long()
+    last_R = (context_R.cumsum(0) - 1).clamp_min(0)
+    slots_R = torch.where(context_R > 0, step.slots_T[last_R], -1)
+    new = NewTokens.held_at(slots_R, step.keys_PBHD, step.values_PBHD)
+    step.keys_PBHD[new.places] = step.values_PBHD[new.places] = torch.nan
     return new
 
 

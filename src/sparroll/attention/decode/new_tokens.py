@@ -30,6 +30,19 @@ class NewTokens:
         slots = torch.empty(0, dtype=torch.int64, device=keys_PBHD.device)
         return NewTokens(keys_PBHD[:0, 0], values_PBHD[:0, 0], slots, keys_PBHD, values_PBHD)
 
+    @staticmethod
+    def held_at(slots_T: Tensor, keys_PBHD: Tensor, values_PBHD: Tensor) -> NewTokens:
+        """What a cache holds at these slots, to be stored there again. For checks and measurements."""
+        held_T = slots_T.clamp_min(0)
+        place = held_T // keys_PBHD.shape[1], held_T % keys_PBHD.shape[1]
+        return NewTokens(keys_PBHD[place], values_PBHD[place], slots_T, keys_PBHD, values_PBHD)
+
+    @property
+    def places(self) -> tuple[Tensor, Tensor]:
+        """Block and offset of each token that is no padding."""
+        slots_X, block_tokens = self.slots_T[self.slots_T >= 0].long(), self.keys_PBHD.shape[1]
+        return slots_X // block_tokens, slots_X % block_tokens
+
     def check(self, heads: int, dim: int) -> None:
         """Raises UserError where shapes or types differ, also from what scores, and where heads are not contiguous."""
         if tuple(self.keys_PBHD.shape[2:]) != (heads, dim):

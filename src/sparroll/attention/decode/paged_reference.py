@@ -98,9 +98,7 @@ def score_units(
 
 def _store(new: NewTokens) -> None:
     there_T = new.slots_T >= 0
-    slots_X, block_tokens = new.slots_T[there_T].long(), new.keys_PBHD.shape[1]
-    place = slots_X // block_tokens, slots_X % block_tokens
-    new.keys_PBHD[place], new.values_PBHD[place] = new.keys_THD[there_T], new.values_THD[there_T]
+    new.keys_PBHD[new.places], new.values_PBHD[new.places] = new.keys_THD[there_T], new.values_THD[there_T]
 
 
 def peaks_of(scores_RHU: Tensor) -> Tensor:

@@ -278,9 +278,7 @@ class SparseImpl(SparseLayer, FlashAttentionImpl):
         peaks_RHK = peaks_to_choose_by(work.peaks_RHK, count, scores_RHU.shape[2])
         log_weights_RHGN = None if work.log_weights_RHGN is None else work.log_weights_RHGN[:count]
         groups_PSHV = None if self.groups is None else self.groups.rows_PSHW
-        to_store, self._to_store = self._to_store, None
-        stores = to_store is not None and to_store[0] is plan
-        new_tokens = to_store[1] if to_store is not None and stores else NewTokens.none(keys_PBHD, values_PBHD)
+        new_tokens = self._take_to_store(plan)
         paged.score_units(
             query_RHGD,
             index_PSHW,
@@ -296,10 +294,10 @@ class SparseImpl(SparseLayer, FlashAttentionImpl):
             peaks_RHK=peaks_RHK,
             groups_PSHV=groups_PSHV,
             log_weights_RHGN=log_weights_RHGN,
-            new_tokens=new_tokens,
+            new_tokens=NewTokens.none(keys_PBHD, values_PBHD) if new_tokens is None else new_tokens,
         )
-        indexes = stores and self.number == STATE.last_indexed_layer
-        if indexes:
+        is_last = self.number == STATE.last_indexed_layer
+        if new_tokens is not None and is_last:
             # All layers' keys are stored by now, and what follows reads no index rows.
             with work.beside.what_follows():
                 self._update_all(new_tokens.slots_T, selector, beside=True)
@@ -320,31 +318,50 @@ class SparseImpl(SparseLayer, FlashAttentionImpl):
             # Our attention begins with lists that are announced.
             workspace=None if STATE.attention == "fa3_pages" else shared,
         )
+        self._attend(query_RHGD, keys_PBHD, values_PBHD, plan, work, out_RHGD)
+        if new_tokens is not None and is_last:
+            work.beside.join()
+
+    def _take_to_store(self, plan: StepPlan) -> NewTokens | None:
+        """What waits to be stored under this plan, if anything does. It waits no longer."""
+        waiting, self._to_store = self._to_store, None
+        return waiting[1] if waiting is not None and waiting[0] is plan else None
+
+    def _attend(
+        self,
+        query_RHGD: Tensor,
+        keys_PBHD: Tensor,
+        values_PBHD: Tensor,
+        plan: StepPlan,
+        work: Workspace,
+        out_RHGD: Tensor,
+    ) -> None:
+        """Attend to the units that the lists in the workspace name."""
         if STATE.attention == "fa3_pages":
             self._attend_pages(query_RHGD, keys_PBHD, values_PBHD, work, out_RHGD)
-        else:
-            paged.paged_decode(
-                query_RHGD,
-                keys_PBHD,
-                values_PBHD,
-                plan.block_table_RM,
-                unit_ids_RHN,
-                plan.context_tokens_R,
-                budgets_R,
-                selector,
-                self.scale,
-                out_RHGD,
-                shared,
-                impl="triton",
-                pages_RHN=pages_RHN,
-                planned=True,
-                index_PSHW=index_PSHW,
-                groups_PSHV=groups_PSHV,
-                log_weights_RHGN=log_weights_RHGN,
-                announced=True,
-            )
-        if indexes:
-            work.beside.join()
+            return
+        selector, count = STATE.selector, plan.decodes
+        assert selector is not None and self.index is not None, "sparse decoding without an index"
+        paged.paged_decode(
+            query_RHGD,
+            keys_PBHD,
+            values_PBHD,
+            plan.block_table_RM,
+            work.unit_ids_RHN[:count],
+            plan.context_tokens_R,
+            plan.kv_budget_tokens_LR[self.number],
+            selector,
+            self.scale,
+            out_RHGD,
+            work.plans.workspaces[self.number],
+            impl="triton",
+            pages_RHN=work.pages_RHN[:count],
+            planned=True,
+            index_PSHW=self.index.rows_PSHW,
+            groups_PSHV=None if self.groups is None else self.groups.rows_PSHW,
+            log_weights_RHGN=None if work.log_weights_RHGN is None else work.log_weights_RHGN[:count],
+            announced=True,
+        )
 
     def _attend_pages(
         self, query_RHGD: Tensor, keys_PBHD: Tensor, values_PBHD: Tensor, work: Workspace, out_RHGD: Tensor
