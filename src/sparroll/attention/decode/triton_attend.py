@@ -62,6 +62,7 @@ def paged_decode(
         return
     if not planned:
         plan_step(context_tokens_R, kv_budget_tokens_R, selector, unit_ids_RHN.shape[2], workspace)
+    early = announced and workspace.begins_early(requests)
     unread_parts = 0
     if index_PSHW is not None and groups_PSHV is not None and log_weights_RHGN is not None:
         assert isinstance(selector, QuantizedMean), "groups are weighed by the scores of quantized_mean"
@@ -120,10 +121,10 @@ def paged_decode(
         ALIKE=keys_PBHD.stride() == values_PBHD.stride(),
         COMPILED=query_RHGD.is_cuda and torch.version.hip is None,
         WITH_UNREAD=unread_parts > 0,
-        ANNOUNCED=announced,
+        ANNOUNCED=early,
         num_warps=tile.warps,
         num_stages=tile.stages,
-        **overlapping(query_RHGD),
+        **(overlapping(query_RHGD) if early else {}),
     )
 
 

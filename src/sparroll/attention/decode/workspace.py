@@ -204,6 +204,11 @@ class StepWorkspace:
         """Programs that can take equal parts of what a batch reads; there is room for the parts of so many."""
         return min(self.programs(requests), len(self.arrivals_X))
 
+    def begins_early(self, requests: int) -> bool:
+        """Whether attention begins while lists are still made. Where all of them are made at a time, it is faster if the
+        device gives its programs room at once, after the choice (LOG.md)."""
+        return requests * self.kv_heads > MANY_PAIRS
+
     def unread_parts(self, pairs: int) -> int:
         """Programs that share what one of so many (request, head) does not read."""
         return max(1, min(-(-self.processors * UNREAD_PROGRAMS_PER_MULTIPROCESSOR // pairs), MOST_UNREAD_PARTS))

@@ -4,15 +4,16 @@ One program does it for one head, in the first of these ways that suits:
 
 1. Where there is a lane for each unit, it searches for the k-th largest score, and writes the units above it and, of
    those equal to it, the lowest.
-2. Of more units it makes candidates first (triton_candidates.py). Lanes keep the largest of some scores each, and a
-   number is searched for that k lanes reach: at least k scores do, and with some times more lanes than k hardly more.
-   The units that reach it are listed, and the search goes on among them. Where the kernel that scores left the best
-   score of every eight neighbours, their peak, these are the lanes, and only scores under peaks that reach the number
-   are loaded. Where many are wanted, or neighbours are so alike that candidates become too many, all scores are
-   loaded. Without peaks all are, too: once, and they stay in registers, where they fit.
-3. Large budgets, and more candidates than there is room for, as among equal scores, are left to triton_large_choice.py.
+2. Of more units it makes candidates first (triton_candidates.py), which a number reaches that at least k scores reach
+   and hardly more. The candidates are listed, and the search goes on among them. The number comes from lanes that keep
+   the largest of some scores each, of which k must reach it: where few are wanted and the kernel that scores left the
+   best score of every eight neighbours, their peak, these are the lanes, and only scores under peaks that reach it are
+   loaded; where there are no peaks, all scores are held in registers, if they fit. Where that does not suit, because
+   many are wanted or neighbours are too alike, it comes from a sample of the scores.
+3. Of the largest budgets, and where candidates are more than there is room for, as among equal scores, the choice is
+   left to triton_large_choice.py.
 
-In large batches with many units (workspace.by_sample) candidates come from a sample of the scores instead.
+In large batches with many units (workspace.by_sample) candidates always come from a sample.
 
 All are exact. The way follows each request's own length and budget, which lie on the device, so one CUDA graph holds
 for all of them. Where the shape of the scores leaves only the first one open, the kernel is compiled for no other.
@@ -30,7 +31,6 @@ from torch import Tensor
 
 from sparroll.attention.decode.choice.triton_candidates import (
     PEAK,
-    PEAK_ROWS,
     candidates_by_sample,
     candidates_of_all,
     candidates_under_peaks,
@@ -62,12 +62,12 @@ class ChoiceLayout:
 
     warps: int = 8
     lanes: int = 2048
-    """Up to so many units, or candidates, there is a lane for each; up to twice as many units where no request can have
-    more, and where there are peaks; and up to twice as many candidates by a sample."""
+    """Up to so many units there is a lane for each; up to twice as many where no request can have more, and where there are
+    peaks. There is room for twice as many candidates."""
     rows: int = 8
     """Scores that a thread holds at a time while it makes candidates, in fours; 4 or more. By a sample it is always 4."""
     sampled: bool = False
-    """Whether a sample says which of more units than lanes are candidates, instead of lanes for all or peaks."""
+    """Whether a sample always says which of more units than lanes are candidates, instead of lanes for all or peaks."""
 
     @staticmethod
     def default(units: int, pairs: int = 1) -> ChoiceLayout:
@@ -131,9 +131,10 @@ def choose_units(
     block_table = unit_ids_RHN if block_table_RM is None else block_table_RM.int()
     peak_lanes = 0 if peaks_RHK is None else layout.peak_lanes(units)
     peaks = scores_RHU if peaks_RHK is None else peaks_RHK
-    # Candidates, of which there may be twice as many by a sample, and peaks that they lie under. Inside a CUDA graph this
-    # belongs to the graph, and all layers share it.
-    room = layout.lanes * (2 if peak_lanes or layout.sampled else 1) if constants["MANY"] else 0
+    # For candidates, or as many as lanes and behind them the peaks that they lie under. Inside a CUDA graph this belongs to
+    # the graph, and all layers share it.
+    room = 2 * layout.lanes if constants["MANY"] else 0
+    announces = workspace is not None and workspace.begins_early(requests)
     candidates = torch.empty(requests, heads, room, dtype=torch.int32, device=scores_RHU.device)
     _choose[(heads, requests)](
         scores_RHU,
@@ -144,7 +145,7 @@ def choose_units(
         pages,
         block_table,
         candidates if room else unit_ids_RHN,
-        unit_ids_RHN if workspace is None else workspace.listed_RH,
+        workspace.listed_RH if announces and workspace is not None else unit_ids_RHN,
         *scores_RHU.stride()[:2],
         *peaks.stride()[:2],
         *unit_ids_RHN.stride()[:2],
@@ -160,7 +161,7 @@ def choose_units(
         COMPILED=scores_RHU.is_cuda,
         PEAK_LANES=peak_lanes,
         PLANNED=planned,
-        ANNOUNCED=workspace is not None,
+        ANNOUNCED=announces,
         **constants,
         **layout.options(units, peak_lanes > 0),
         **overlapping(scores_RHU),
@@ -235,8 +236,7 @@ def _choose(
                 tl.store(pages_row + each, page, mask=each < wanted)
     elif wanted > 0:
         if MANY:
-            ROOM: tl.constexpr = 2 * LANES if PEAK_LANES > 0 or SAMPLED else LANES
-            listed_row = candidates + (request * tl.num_programs(0) + head) * ROOM
+            listed_row = candidates + (request * tl.num_programs(0) + head) * (2 * LANES)
             if PEAK_LANES == 0 and not SAMPLED:
                 _choose_of_many(
                     scores_row, peaks, ids_row, pages_row, table_row, listed_row, units, wanted, UNITS_PER_BLOCK, MANY,
@@ -337,24 +337,16 @@ def _choose_of_many(
     PEAK_LANES: tl.constexpr,
     SAMPLED: tl.constexpr,
 ):
-    """Write the `wanted` best of up to MANY units, at least one and not all. `listed_row` has a place for each lane, and
-    with peaks or by a sample two."""
+    """Write the `wanted` best of up to MANY units, at least one and not all. `listed_row` has two places for each lane."""
     CHUNK: tl.constexpr = 4 * ROWS * QUADS
     count = units
     low = tl.zeros([], tl.int32)
     finite = tl.zeros([], tl.int32)
     if units > LANES:
-        # None are made where they would take up more than half of the lanes, of either kind.
-        count = tl.full([], LANES + 1, tl.int32)
-        if SAMPLED:
-            count, low, finite = candidates_by_sample(
-                scores_row, listed_row, units, wanted, QUADS, LANES, LOADED, COMPILED
-            )
-        elif PEAK_LANES > 0:
-            # As many as candidates of all scores can be made for, from two lanes for each quad.
-            MOST: tl.constexpr = LANES // 2 if LANES // 2 < 4 * QUADS else 4 * QUADS
+        count = tl.full([], 2 * LANES + 1, tl.int32)
+        if PEAK_LANES > 0:
             # A number that most peaks reach would be reached by too many units.
-            if (wanted <= MOST) & (16 * wanted <= units):
+            if (wanted <= LANES // 2) & (16 * wanted <= units):
                 FEWER: tl.constexpr = PEAK_LANES if PEAK_LANES < LANES else LANES
                 if units <= FEWER * PEAK:
                     count, low, finite = candidates_under_peaks(
@@ -364,33 +356,34 @@ def _choose_of_many(
                     count, low, finite = candidates_under_peaks(
                         scores_row, peaks_row, listed_row, units, wanted, QUADS, LANES, PEAK_LANES, LOADED, COMPILED
                     )
-            if (wanted <= MOST) & (count > LANES):
-                # Lists begin anew.
-                tl.debug_barrier()
-                count, low, finite = candidates_of_all(
-                    scores_row, listed_row, units, wanted, PEAK_ROWS, 2, QUADS, LANES, False, LOADED, COMPILED
-                )
-        elif wanted <= LANES // 2:
-            if units <= CHUNK:
-                if wanted <= 2 * QUADS:
-                    count, low, finite = candidates_of_all(
-                        scores_row, listed_row, units, wanted, ROWS, 1, QUADS, LANES, True, LOADED, COMPILED
-                    )
-                elif wanted <= 4 * QUADS:
-                    count, low, finite = candidates_of_all(
-                        scores_row, listed_row, units, wanted, ROWS, 2, QUADS, LANES, True, LOADED, COMPILED
-                    )
-            # Known when the kernel is compiled.
-            elif MANY > CHUNK:
-                if units <= 2 * CHUNK:
-                    if wanted <= 4 * QUADS:
+        # Known when the kernel is compiled. No lanes are made where the wanted units would take up more than half of them,
+        # of either kind.
+        elif not SAMPLED:  # noqa: SIM102
+            if wanted <= LANES // 2:
+                if units <= CHUNK:
+                    if wanted <= 2 * QUADS:
                         count, low, finite = candidates_of_all(
-                            scores_row, listed_row, units, wanted, 2 * ROWS, 2, QUADS, LANES, True, LOADED, COMPILED
+                            scores_row, listed_row, units, wanted, ROWS, 1, QUADS, LANES, True, LOADED, COMPILED
                         )
-                elif wanted <= 8 * QUADS:
-                    count, low, finite = candidates_of_all(
-                        scores_row, listed_row, units, wanted, ROWS, 4, QUADS, LANES, False, LOADED, COMPILED
-                    )
+                    elif wanted <= 4 * QUADS:
+                        count, low, finite = candidates_of_all(
+                            scores_row, listed_row, units, wanted, ROWS, 2, QUADS, LANES, True, LOADED, COMPILED
+                        )
+                # Known when the kernel is compiled.
+                elif MANY > CHUNK:
+                    if units <= 2 * CHUNK:
+                        if wanted <= 4 * QUADS:
+                            count, low, finite = candidates_of_all(
+                                scores_row, listed_row, units, wanted, 2 * ROWS, 2, QUADS, LANES, True, LOADED, COMPILED
+                            )
+                    elif wanted <= 8 * QUADS:
+                        count, low, finite = candidates_of_all(
+                            scores_row, listed_row, units, wanted, ROWS, 4, QUADS, LANES, False, LOADED, COMPILED
+                        )
+        if count > LANES:
+            count, low, finite = candidates_by_sample(
+                scores_row, listed_row, units, wanted, QUADS, LANES, LOADED, COMPILED
+            )
         # What other threads listed must have arrived.
         tl.debug_barrier()
     if count <= LANES // 4:
@@ -408,7 +401,7 @@ def _choose_of_many(
             scores_row, ids_row, pages_row, table_row, listed_row, units, wanted, count, low, finite, UNITS_PER_BLOCK,
             LANES, WITH_PAGES, not SAMPLED, COMPILED,
         )  # fmt: skip
-    elif SAMPLED and count <= 2 * LANES:
+    elif count <= 2 * LANES:
         _choose_listed(
             scores_row, ids_row, pages_row, table_row, listed_row, units, wanted, count, low, finite, UNITS_PER_BLOCK,
             2 * LANES, WITH_PAGES, False, COMPILED,
