@@ -155,14 +155,15 @@ def fine_unit_kernels(dtype: torch.dtype, dim: int, group: int, layouts: bool = 
         "UNIT_SHIFT": 2, "UNITS_PER_BLOCK": 4, "HEADS": 8, "G": group, "D": dim, "LANES_R": 32, "LANES_G": 16,
         "ADDED_G": triton.next_power_of_2(group),
         "LANES_D": triton.next_power_of_2(dim), "TILE": tile.tokens, "WITH_PAGES": True, "ALIKE": True,
-        "COMPILED": True, "launch_pdl": True,
+        "COMPILED": True,
     }  # fmt: skip
     options = {"num_warps": tile.warps, "num_stages": tile.stages}
     for told, with_unread, announced in (
         ("attention", False, False), ("attention to announced lists", False, True),
         ("attention after what is not read", True, True),
     ):  # fmt: skip
-        yield told, triton_attend._gather, {**attend, "WITH_UNREAD": with_unread, "ANNOUNCED": announced}, options
+        its = {"WITH_UNREAD": with_unread, "ANNOUNCED": announced, "launch_pdl": announced}
+        yield told, triton_attend._gather, attend | its, options
 
 
 def remainder_kernels(dim: int, group: int) -> Iterator[Kernel]:

@@ -114,6 +114,22 @@ def test_lists_that_nobody_announces_are_read_once_the_choice_ends() -> None:
     assert_attends(cache, ids, step.out)
 
 
+def test_programs_that_all_run_at_a_time_begin_together_after_the_choice() -> None:
+    """Each reads for a single (request, head) of at least 32, and most of those that run have one."""
+    cache = paged_cache([100, 0] * 8 + [17], 4).index_written()
+    heads = cache.query_RHGD.shape[1]
+    assert heads == 2
+    early = {running: cache.workspace(running).begins_early(17) for running in (33, 34, 39, 41, 67, 68, 80)}
+    assert early == {33: True, 34: False, 39: False, 41: True, 67: True, 68: False, 80: False}
+    assert cache.workspace(30).begins_early(15), "30 of them are few"
+    step = Step(cache, 34)
+    step.choose(cache.scores("triton"), step.workspace)
+    assert not step.workspace.listed_RH.any(), "lists are announced that nobody waits for"
+    step.attend(announced=True)
+    ids, _ = cache.chosen(cache.scores("reference"), step.budgets_R, step.ids.shape[2], "reference")
+    assert_attends(cache, ids, step.out)
+
+
 def test_announced_lists_need_a_plan_that_is_older_and_a_workspace_for_the_same_heads() -> None:
     cache = paged_cache([100, 17], 4).index_written()
     scores = cache.scores("triton")
@@ -130,7 +146,7 @@ def test_announced_lists_need_a_plan_that_is_older_and_a_workspace_for_the_same_
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("requests", [9, 67, 89])
+@pytest.mark.parametrize("requests", [9, 32, 67, 89])
 def test_attention_that_overlaps_reads_no_list_of_before(requests: int) -> None:
     """Scores of two kinds by turns, with more lists than programs that make them at a time: a list that was read too early
     would be the other one."""
@@ -172,7 +188,7 @@ def test_attention_that_overlaps_reads_no_list_of_before(requests: int) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("requests", [9, 89])
+@pytest.mark.parametrize("requests", [9, 32, 89])
 def test_attention_that_overlaps_reads_what_the_scores_kernel_of_its_layer_stored(requests: int) -> None:
     """Layers in one graph, nothing between them. The newest keys and values are NaN before each replay."""
     torch.manual_seed(0)

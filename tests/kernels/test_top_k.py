@@ -125,32 +125,33 @@ def test_with_peaks_requests_of_one_batch_take_different_ways() -> None:
             assert_same(each, lengths, wanted, LAYOUT, peaks=True)
 
 
-WAYS = {"peaks": "candidates_under_peaks", "all scores": "candidates_of_all", "bounds": "choose_between_bounds"}
+WAYS = {"peaks": "candidates_under_peaks", "a sample": "candidates_by_sample", "bounds": "choose_between_bounds"}
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="ways are taken out of the interpreted kernel")
 @pytest.mark.parametrize(
     ("units", "wanted", "alike", "taken"),
     [
-        (1000, 62, False, ["peaks"]),
-        (1000, 63, False, ["all scores"]),
-        (1000, 64, False, ["all scores"]),
-        (1000, 65, False, ["bounds"]),
-        (1000, 62, True, ["peaks", "all scores"]),
-        (256, 16, False, []),
-        (257, 16, False, ["peaks"]),
+        (4000, 250, False, ["peaks"]),
+        (4000, 251, False, ["a sample"]),
+        (4000, 400, False, ["a sample"]),
+        (4000, 900, False, ["a sample", "bounds"]),
+        (4000, 250, True, ["peaks", "a sample"]),
+        (1024, 64, False, []),
+        (1025, 64, False, ["peaks"]),
     ],
 )
 def test_the_ways_that_peaks_leave_open(
     monkeypatch: pytest.MonkeyPatch, units: int, wanted: int, alike: bool, taken: list[str]
 ) -> None:
-    """Each is needed where it is taken, and no other one."""
+    """Each is needed where it is taken, and no other one. With 512 lanes there is room for 1,024 candidates."""
     from sparroll.attention.decode.choice import triton_top_k
 
-    scores = torch.rand(1, 1, 1000, generator=torch.Generator().manual_seed(0))
+    layout = {**LAYOUT, "lanes": 512}
+    scores = torch.rand(1, 1, 4000, generator=torch.Generator().manual_seed(0))
     if alike:
         # Every second group of eight is better than all the others.
-        scores += torch.arange(1000) // 8 % 2
+        scores += torch.arange(4000) // 8 % 2
     for way, name in WAYS.items():
         with monkeypatch.context() as patched:
 
@@ -160,9 +161,9 @@ def test_the_ways_that_peaks_leave_open(
             patched.setattr(triton_top_k, name, refuse)
             if way in taken:
                 with pytest.raises(Exception, match="taken out"):
-                    assert_same(scores, [units], [wanted], LAYOUT, peaks=True)
+                    assert_same(scores, [units], [wanted], layout, peaks=True)
             else:
-                assert_same(scores, [units], [wanted], LAYOUT, peaks=True)
+                assert_same(scores, [units], [wanted], layout, peaks=True)
 
 
 SAMPLED = {"warps": 1, "lanes": 512, "sampled": True}
@@ -305,18 +306,18 @@ def test_candidates_are_made_with_more_lanes_where_more_units_are_wanted(wanted:
     assert_same(scores, contexts, [wanted] * len(contexts), {**LAYOUT, "lanes": 256})
 
 
-@pytest.mark.skipif(DEVICE == "cuda", reason="the slow way is taken out of the interpreted kernel")
-def test_up_to_half_the_lanes_may_be_wanted_before_the_slow_way_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(DEVICE == "cuda", reason="the sample is taken out of the interpreted kernel")
+def test_up_to_half_the_lanes_may_be_wanted_before_a_sample_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     from sparroll.attention.decode.choice import triton_top_k
 
-    def slow(*_: Any) -> None:
-        raise RuntimeError("the slow way")
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("taken out")
 
-    monkeypatch.setattr(triton_top_k, "choose_between_bounds", slow)
+    monkeypatch.setattr(triton_top_k, "candidates_by_sample", refuse)
     scores = torch.randn(1, 1, 1021, generator=torch.Generator().manual_seed(0))
     for wanted in (64, 65, 128):
         assert_same(scores, [500], [wanted], {**LAYOUT, "lanes": 256})
-    with pytest.raises(Exception, match="the slow way"):
+    with pytest.raises(Exception, match="taken out"):
         assert_same(scores, [500], [129], {**LAYOUT, "lanes": 256})
 
 

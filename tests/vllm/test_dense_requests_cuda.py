@@ -16,7 +16,7 @@ import torch
 
 import vllm_gpu
 from mixed_requests import cached_tokens, of_kind
-from sparroll.engines.vllm import outputs
+from sparroll.engines.vllm import capacity, outputs
 from sparroll.engines.vllm.attention.state import STATE
 from sparroll.engines.vllm.windows.configure import V2_VARIABLE
 from sparroll.schedule import Step
@@ -149,16 +149,19 @@ class TestMixed:
         assert report.layers[-1].sparse_steps > 0
 
     def test_neither_kind_finds_what_the_other_left_in_the_prefix_cache(self, engine: Any, judge: Judge) -> None:
+        # A prompt of 300 tokens and the response's 200, of which the last was never in the cache: whole blocks are shared.
+        block = capacity.block_tokens(SPARSE.selector, on_cpu=DRY)
+        shared = 499 // block * block
         with cached_tokens(engine) as cached:
             for first in (True, False):
                 vllm_gpu.forget_prefixes(engine)
                 (before,) = engine.generate(prompts([300], 4), max_new_tokens=200, seed=1, stop_ids=[], dense=[first])
                 longer = [before.prompt_ids + before.response_ids]
-                for then, expected in ((not first, 0), (first, 480)):
+                for then, expected in ((not first, 0), (first, shared)):
                     cached.clear()
                     engine.generate(longer, max_new_tokens=8, stop_ids=[], dense=[then])
                     note(f"prefix of a {first} request, asked for by a {then} one", cached=cached[0])
-                    assert cached[0] >= expected if expected else cached[0] == 0
+                    assert cached == [expected]
 
 
 @pytest.fixture(scope="class", params=["default", "v1"])

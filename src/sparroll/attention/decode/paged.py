@@ -248,7 +248,7 @@ def choose_units(
     are, for readers that know the budgets. `peaks_RHK`: what `score_units` wrote with these scores. With it the
     kernel reads fewer of them, and chooses the same; a large batch may not look at it (workspace.peaks_to_choose_by).
     `planned`: `plan_step` was called with the same contexts and budgets. `workspace`, where planned: the kernel
-    announces each list there that is complete, for `paged_decode(announced=True)`.
+    announces each list there that is complete, for `paged_decode(announced=True)`, where that begins early.
     """
     requests, heads, _ = scores_RHU.shape
     _shapes(
@@ -318,7 +318,8 @@ def paged_decode(
     block table is not read. `planned`: `plan_step` was called with the same contexts and budgets. `log_weights_RHGN`: what
     `score_units` wrote with the same budgets; "triton" needs it where that kernel weighs groups, with a place for every
     group of the longest context, and the reference does not look at it. `announced`: `choose_units` was called with this
-    workspace right before, so that the kernel may read each list as soon as it is complete. out_RHGD must be allocated
+    workspace right before, so that the kernel may read each list as soon as it is complete, where that is faster
+    (StepWorkspace.begins_early). out_RHGD must be allocated
     before that call: the choice may still use memory that it has given back. The reference does not look at it.
     """
     requests, heads, group, dim = query_RHGD.shape

@@ -31,6 +31,9 @@ MANY_PAIRS = 396
 its multiprocessors."""
 SAMPLED_UNITS = range(8193, 10_241)
 """Units that a request may have where such a batch chooses by a sample of the scores. Other sizes were not timed."""
+LEAST_PAIRS_TOGETHER = 32
+"""(request, head) from which on attention may begin with all its programs together, after the choice. On an H200 a layer of
+4 requests with 8 heads is 5 % faster so, and one of a single request 17 % slower."""
 UNREAD_PROGRAMS_PER_MULTIPROCESSOR, MOST_UNREAD_PARTS = 8, 8
 """Programs that sum up what is not read, and most of them that share one (request, head). The kernel that reads takes up
 these parts, four at a time."""
@@ -205,9 +208,10 @@ class StepWorkspace:
         return min(self.programs(requests), len(self.arrivals_X))
 
     def begins_early(self, requests: int) -> bool:
-        """Whether attention begins while lists are still made. Where all of them are made at a time, it is faster if the
-        device gives its programs room at once, after the choice (LOG.md)."""
-        return requests * self.kv_heads > MANY_PAIRS
+        """Whether attention begins while lists are still made. It does not where all its programs run at the same time and
+        each reads for a single (request, head): there it is faster if they get their room together, after the choice. For a
+        request alone that costs more than it saves."""
+        return self.own_programs(requests) != "several" or requests * self.kv_heads < LEAST_PAIRS_TOGETHER
 
     def unread_parts(self, pairs: int) -> int:
         """Programs that share what one of so many (request, head) does not read."""
