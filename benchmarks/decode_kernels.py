@@ -3,7 +3,8 @@
     python benchmarks/decode_kernels.py --out benchmarks/results/kernels-h200.json
     python benchmarks/decode_kernels.py --out runs/kernels-sweep.json --contexts 30000 --sweep  # other tiles, warps, splits
 
-Before a kernel is timed its result is compared with the paged reference on the same data. `graph_us` is the median over
+A sparse layer is also timed with attention that begins while lists of units are still made, and after the choice. Before a
+kernel is timed its result is compared with the paged reference on the same data. `graph_us` is the median over
 replays of a CUDA graph that holds the kernel several times, an L2 flush before each, less the same graph with the flushes
 alone: no launch cost is in it. `event_us` is one call between two events after a flush, launch included. The floor counts
 each byte once that the operation must read or write. Blocks lie in random order. Contexts are of equal length, or, with
@@ -22,6 +23,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -215,6 +217,11 @@ class Choice:
         """As in engines, new tokens are stored while units are scored, and attention begins while lists are still made."""
         self.case.score(budgets_R=self.budgets_R, stores=True), self.choose(announce=True), self.attend(announced=True)
 
+    def layer_as(self, early: bool) -> None:
+        """With attention that begins while lists are still made, or after the choice, whichever engines would take."""
+        with mock.patch.object(StepWorkspace, "begins_early", return_value=early):
+            self.layer()
+
     def torch_top_k(self) -> None:
         self.case.scores_RHU.topk(self.unit_ids_RHN.shape[2], dim=-1, sorted=False)
 
@@ -262,9 +269,10 @@ def check_choice(choice: Choice) -> None:
         )
     check_attention(choice)
     alone = choice.out_RHGD.clone()
-    choice.out_RHGD.fill_(torch.nan)
-    choice.layer()
-    assert torch.equal(choice.out_RHGD, alone), "attention that begins early differs"
+    for early in (True, False):
+        choice.out_RHGD.fill_(torch.nan)
+        choice.layer_as(early)
+        assert torch.equal(choice.out_RHGD, alone), f"attention in a layer differs, early: {early}"
 
 
 def check_attention(choice: Choice) -> None:
@@ -334,6 +342,8 @@ def choice_rows(clock: Clock, bandwidth: float, choice: Choice) -> list[dict[str
         ("torch.topk", choice.torch_top_k, heads * int(units.sum()) * 4 + 3 * lists),
         ("attention", choice.attend, attended),
         ("sparse layer", choice.layer, scored + attended),
+        ("its attention early", lambda: choice.layer_as(early=True), scored + attended),
+        ("its attention after the choice", lambda: choice.layer_as(early=False), scored + attended),
     ]
     return [
         measured(clock, bandwidth, call, moved, kernel=name, context_tokens=case.name, kv_budget_tokens=choice.budget)
