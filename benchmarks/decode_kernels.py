@@ -3,13 +3,13 @@
     python benchmarks/decode_kernels.py --out benchmarks/results/kernels-h200.json
     python benchmarks/decode_kernels.py --out runs/kernels-sweep.json --contexts 30000 --sweep  # other tiles, warps, splits
 
-A sparse layer is also timed with attention that begins while lists of units are still made, and after the choice. Before a
-kernel is timed its result is compared with the paged reference on the same data. `graph_us` is the median over
-replays of a CUDA graph that holds the kernel several times, an L2 flush before each, less the same graph with the flushes
-alone: no launch cost is in it. `event_us` is one call between two events after a flush, launch included. The floor counts
-each byte once that the operation must read or write. Blocks lie in random order. Contexts are of equal length, or, with
---mixed N, those of N requests somewhere in their responses (log-normal lengths as in rollout.py), each with the budget that
---schedule gives it.
+A sparse layer is also timed with attention that begins while lists of units are still made, and after the choice.
+Before a kernel is timed its result is compared with the paged reference on the same data. `graph_us` is the median over
+replays of a CUDA graph that holds the kernel several times, an L2 flush before each, less the same graph with the
+flushes alone: no launch cost is in it. `event_us` is one call between two events after a flush, launch included. The
+floor counts each byte once that the operation must read or write. Blocks lie in random order. Contexts are of equal
+length, or, with --mixed N, those of N requests somewhere in their responses (log-normal lengths as in rollout.py), each
+with the budget that --schedule gives it.
 `--check-only` compares and times nothing; with TRITON_INTERPRET=1 and --dtype float32 that runs without a GPU.
 """
 
@@ -21,6 +21,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -214,16 +215,17 @@ class Choice:
         self.case.score(budgets_R=self.budgets_R), self.choose()
 
     def layer(self) -> None:
-        """As in engines, new tokens are stored while units are scored, and attention begins while lists are still made."""
+        """As in engines, new tokens are stored while units are scored, and attention begins while lists are still made or
+        after the choice, as StepWorkspace.begins_early says."""
         self.case.score(budgets_R=self.budgets_R, stores=True), self.choose(announce=True), self.attend(announced=True)
-
-    def layer_as(self, early: bool) -> None:
-        """With attention that begins while lists are still made, or after the choice, whichever engines would take."""
-        with mock.patch.object(StepWorkspace, "begins_early", return_value=early):
-            self.layer()
 
     def torch_top_k(self) -> None:
         self.case.scores_RHU.topk(self.unit_ids_RHN.shape[2], dim=-1, sorted=False)
+
+
+def attention_begins(early: bool) -> AbstractContextManager[Any]:
+    """While lists are still made or after the choice, whichever engines would take."""
+    return mock.patch.object(StepWorkspace, "begins_early", return_value=early)
 
 
 def check_case(case: Case) -> None:
@@ -271,7 +273,8 @@ def check_choice(choice: Choice) -> None:
     alone = choice.out_RHGD.clone()
     for early in (True, False):
         choice.out_RHGD.fill_(torch.nan)
-        choice.layer_as(early)
+        with attention_begins(early):
+            choice.layer()
         assert torch.equal(choice.out_RHGD, alone), f"attention in a layer differs, early: {early}"
 
 
@@ -336,19 +339,20 @@ def choice_rows(clock: Clock, bandwidth: float, choice: Choice) -> list[dict[str
     # Within its budget a request is neither scored nor selected from.
     scores = heads * int(units[read < case.contexts].sum()) * 4
     scored = scores * (1 + case.selector.index_row_bytes(dim) // 4)
-    rows = [
+    rows: list[tuple[str, Callable[[], None], int]] = [
         ("choice", choice.choose, scores + 2 * lists),
         ("choice, 8 warps", lambda: choice.choose_as(ChoiceLayout()), scores + 2 * lists),
         ("torch.topk", choice.torch_top_k, heads * int(units.sum()) * 4 + 3 * lists),
         ("attention", choice.attend, attended),
         ("sparse layer", choice.layer, scored + attended),
-        ("its attention early", lambda: choice.layer_as(early=True), scored + attended),
-        ("its attention after the choice", lambda: choice.layer_as(early=False), scored + attended),
     ]
-    return [
-        measured(clock, bandwidth, call, moved, kernel=name, context_tokens=case.name, kv_budget_tokens=choice.budget)
-        for name, call, moved in rows
-    ]
+    about = {"context_tokens": case.name, "kv_budget_tokens": choice.budget}
+    found = [measured(clock, bandwidth, call, moved, kernel=name, **about) for name, call, moved in rows]
+    for name, early in (("early", True), ("after the choice", False)):
+        with attention_begins(early):
+            name = f"sparse layer, attention {name}"
+            found.append(measured(clock, bandwidth, choice.layer, scored + attended, kernel=name, **about))
+    return found
 
 
 def sweep(clock: Clock, choice: Choice) -> list[dict[str, Any]]:

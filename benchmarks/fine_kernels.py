@@ -6,11 +6,11 @@
 
 One call runs the kernels' own tests, compiled, and the record says how many passed. Then, for each kind of unit, it
 compares index, scores, choice and attention with the paged reference on the data that is timed; then it times scores,
-choice, attention and the three together, as they follow each other in a layer; where engines keep peaks of scores,
-also without them. `attention in a layer` is what attention adds to scores and choice: it begins while the choice ends,
-and finds the list of units in the L2 cache. `us` is as in decode_kernels.py (CUDA graph replay, the L2 cache flushed
-before each call, median of repeats), `floor` what the bytes take at the bandwidth of a large copy. Contexts are all of
---context tokens, and once mixed: as many requests, somewhere in their responses.
+choice, attention and the three together, as they follow each other in a layer; where engines keep peaks of scores, also
+without them. `attention in a layer` is what attention adds to scores and choice: it begins while the choice ends or
+right after it, and finds the list of units in the L2 cache. `us` is as in decode_kernels.py (CUDA graph replay, the L2
+cache flushed before each call, median of repeats), `floor` what the bytes take at the bandwidth of a large copy.
+Contexts are all of --context tokens, and once mixed: as many requests, somewhere in their responses.
 """
 
 from __future__ import annotations

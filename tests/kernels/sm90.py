@@ -160,9 +160,9 @@ def fine_unit_kernels(dtype: torch.dtype, dim: int, group: int, layouts: bool = 
     options = {"num_warps": tile.warps, "num_stages": tile.stages}
     for told, with_unread, announced in (
         ("attention", False, False), ("attention to announced lists", False, True),
-        ("attention after what is not read", True, True),
+        ("attention after what is not read", True, False),
     ):  # fmt: skip
-        its = {"WITH_UNREAD": with_unread, "ANNOUNCED": announced, "launch_pdl": announced}
+        its = {"WITH_UNREAD": with_unread, "ANNOUNCED": announced, "launch_pdl": announced or with_unread}
         yield told, triton_attend._gather, attend | its, options
 
 
@@ -267,7 +267,7 @@ def choice_kernels(full: bool) -> Iterator[Kernel]:
         peak_lanes = layout.peak_lanes(units) if peaked else 0
         constants = {
             **layout.constants(units), "UNIT": 4, "UNITS_PER_BLOCK": 4, "LOADED": 4, "WITH_PAGES": True,
-            "FILL_REST": False, "COMPILED": True, "PEAK_LANES": peak_lanes, "PLANNED": True, "ANNOUNCED": True,
+            "FILL_REST": False, "COMPILED": True, "PEAK_LANES": peak_lanes, "PLANNED": True, "ANNOUNCED": pairs > 1,
             "launch_pdl": True,
         }  # fmt: skip
         others: tuple[dict[str, Any], ...] = ({}, {"LOADED": 1}, {"FILL_REST": True, "WITH_PAGES": False})

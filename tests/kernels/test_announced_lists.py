@@ -114,20 +114,30 @@ def test_lists_that_nobody_announces_are_read_once_the_choice_ends() -> None:
     assert_attends(cache, ids, step.out)
 
 
-def test_programs_that_all_run_at_a_time_begin_together_after_the_choice() -> None:
+def test_programs_that_all_run_at_a_time_begin_together_after_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each reads for a single (request, head) of at least 32, and most of those that run have one."""
+    from sparroll.attention.decode import triton_attend
+
     cache = paged_cache([100, 0] * 8 + [17], 4).index_written()
     heads = cache.query_RHGD.shape[1]
     assert heads == 2
-    early = {running: cache.workspace(running).begins_early(17) for running in (33, 34, 39, 41, 67, 68, 80)}
-    assert early == {33: True, 34: False, 39: False, 41: True, 67: True, 68: False, 80: False}
-    assert cache.workspace(30).begins_early(15), "30 of them are few"
-    step = Step(cache, 34)
-    step.choose(cache.scores("triton"), step.workspace)
-    assert not step.workspace.listed_RH.any(), "lists are announced that nobody waits for"
-    step.attend(announced=True)
-    ids, _ = cache.chosen(cache.scores("reference"), step.budgets_R, step.ids.shape[2], "reference")
-    assert_attends(cache, ids, step.out)
+    together = {
+        requests: [running for running in range(1, 90) if not cache.workspace(running).begins_early(requests)]
+        for requests in (15, 16, 17)
+    }
+    # 30 are few. 17 requests take the kernel of 32 requests, so they begin as these do.
+    assert together == {15: [], 16: [*range(32, 38), *range(64, 76)], 17: [*range(68, 76)]}
+
+    overlapped: list[Tensor] = []
+    monkeypatch.setattr(triton_attend, "overlapping", lambda query: overlapped.append(query) or {})
+    for running, early in ((70, False), (34, True)):
+        step = Step(cache, running)
+        step.choose(cache.scores("triton"), step.workspace)
+        assert bool(step.workspace.listed_RH.any()) == early, "lists are announced that nobody waits for, or are not"
+        step.attend(announced=True)
+        assert bool(overlapped) == early
+        ids, _ = cache.chosen(cache.scores("reference"), step.budgets_R, step.ids.shape[2], "reference")
+        assert_attends(cache, ids, step.out)
 
 
 def test_announced_lists_need_a_plan_that_is_older_and_a_workspace_for_the_same_heads() -> None:

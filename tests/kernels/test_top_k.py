@@ -137,6 +137,8 @@ WAYS = {"peaks": "candidates_under_peaks", "a sample": "candidates_by_sample", "
         (4000, 400, False, ["a sample"]),
         (4000, 900, False, ["a sample", "bounds"]),
         (4000, 250, True, ["peaks", "a sample"]),
+        (4200, 256, False, ["peaks"]),
+        (4200, 257, False, ["a sample"]),
         (1024, 64, False, []),
         (1025, 64, False, ["peaks"]),
     ],
@@ -148,10 +150,10 @@ def test_the_ways_that_peaks_leave_open(
     from sparroll.attention.decode.choice import triton_top_k
 
     layout = {**LAYOUT, "lanes": 512}
-    scores = torch.rand(1, 1, 4000, generator=torch.Generator().manual_seed(0))
+    scores = torch.rand(1, 1, 4200, generator=torch.Generator().manual_seed(0))
     if alike:
         # Every second group of eight is better than all the others.
-        scores += torch.arange(4000) // 8 % 2
+        scores += torch.arange(4200) // 8 % 2
     for way, name in WAYS.items():
         with monkeypatch.context() as patched:
 
@@ -251,9 +253,15 @@ def test_a_sample_that_deceives_costs_time_alone(
     assert called == ["_list_reaching"] * lists + ["choose_between_bounds"] * bounds
 
 
-@pytest.mark.parametrize("wanted", [64, 128, 129, 281, 500])
-def test_with_peaks_no_more_are_wanted_of_candidates_than_these_have_lanes(wanted: int) -> None:
-    """A layout with many lanes and one warp, which has fewer lanes to make candidates with."""
+@pytest.mark.parametrize("wanted", [251, 400, 900])
+def test_with_peaks_many_wanted_units_are_chosen_by_a_sample(wanted: int) -> None:
+    """Of some kinds of scores a sample lists enough, and others it leaves to the bounds."""
+    assert_same(*requests_of_every_kind(4093, wanted, lengths=11), {**LAYOUT, "lanes": 512}, peaks=True)
+
+
+@pytest.mark.parametrize("wanted", [281, 282, 500])
+def test_with_peaks_rising_scores_are_chosen_right(wanted: int) -> None:
+    """The best lie side by side, under few peaks."""
     rising = torch.randn(1, 1, 4500, generator=torch.Generator().manual_seed(0)).sort().values
     assert_same(rising, [4500], [wanted], {"warps": 1, "lanes": 1024, "rows": 4}, peaks=True)
 

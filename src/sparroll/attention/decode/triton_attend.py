@@ -62,7 +62,6 @@ def paged_decode(
         return
     if not planned:
         plan_step(context_tokens_R, kv_budget_tokens_R, selector, unit_ids_RHN.shape[2], workspace)
-    early = announced and workspace.begins_early(requests)
     unread_parts = 0
     if index_PSHW is not None and groups_PSHV is not None and log_weights_RHGN is not None:
         assert isinstance(selector, QuantizedMean), "groups are weighed by the scores of quantized_mean"
@@ -75,6 +74,8 @@ def paged_decode(
             query_RHGD, index_PSHW, groups_PSHV, block_table_RM, unit_ids_RHN, context_tokens_R, kv_budget_tokens_R,
             selector, scale, workspace,
         )  # fmt: skip
+    # After what is not read has been summed up, all lists are there.
+    early = announced and not unread_parts and workspace.begins_early(requests)
     unit, tile = selector.unit_tokens, workspace.tile
     pages = unit_ids_RHN if pages_RHN is None else pages_RHN
     per_block = keys_PBHD.shape[1] // unit
@@ -124,7 +125,7 @@ def paged_decode(
         ANNOUNCED=early,
         num_warps=tile.warps,
         num_stages=tile.stages,
-        **(overlapping(query_RHGD) if early else {}),
+        **(overlapping(query_RHGD) if early or unread_parts else {}),
     )
 
 
@@ -219,7 +220,7 @@ def _gather(
         query_rows = query + request * query_per_request + head * query_per_head
         last_id = ids_row + tl.maximum(chosen_units - 1, 0)
         list_complete = lists_complete + request * HEADS + head
-        if ANNOUNCED and not WITH_UNREAD:
+        if ANNOUNCED:
             if at == first_at:
                 wait_until_announced(list_complete, launch_pdl)
             else:

@@ -32,8 +32,8 @@ its multiprocessors."""
 SAMPLED_UNITS = range(8193, 10_241)
 """Units that a request may have where such a batch chooses by a sample of the scores. Other sizes were not timed."""
 LEAST_PAIRS_TOGETHER = 32
-"""(request, head) from which on attention may begin with all its programs together, after the choice. On an H200 a layer of
-4 requests with 8 heads is 5 % faster so, and one of a single request 17 % slower."""
+"""(request, head) from which on attention may begin with all its programs together, after the choice. Of 8 and 32, timed on
+an H200, the first were slower so and the second faster (LOG.md)."""
 UNREAD_PROGRAMS_PER_MULTIPROCESSOR, MOST_UNREAD_PARTS = 8, 8
 """Programs that sum up what is not read, and most of them that share one (request, head). The kernel that reads takes up
 these parts, four at a time."""
@@ -209,9 +209,12 @@ class StepWorkspace:
 
     def begins_early(self, requests: int) -> bool:
         """Whether attention begins while lists are still made. It does not where all its programs run at the same time and
-        each reads for a single (request, head): there it is faster if they get their room together, after the choice. For a
-        request alone that costs more than it saves."""
-        return self.own_programs(requests) != "several" or requests * self.kv_heads < LEAST_PAIRS_TOGETHER
+        each may read for a single (request, head): there it is faster if they get their room together, after the choice. A
+        few (request, head) win more by an early beginning. What this says of a batch it says of one with a power of two of
+        requests, too: a start captures that one, so no kernel waits for a compiler later."""
+        batches = requests, 1 << (requests - 1).bit_length()
+        together = all(self.own_programs(each) == "several" for each in batches)
+        return not together or requests * self.kv_heads < LEAST_PAIRS_TOGETHER
 
     def unread_parts(self, pairs: int) -> int:
         """Programs that share what one of so many (request, head) does not read."""

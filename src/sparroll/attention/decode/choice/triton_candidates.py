@@ -2,7 +2,7 @@
 peaks say which number enough scores reach, or a sample of the scores does. triton_top_k.py says when each is made.
 
 A sample takes few registers and little work for each score. So it is for batches in which every multiprocessor makes several
-choices at a time, and for budgets that are too large for peaks and lanes. One pass lists the units that reach its number.
+choices at a time, and for what peaks and lanes do not suit. One pass lists the units that reach its number.
 Where it deceives, as it may where scores have a period, a lower number is taken. These are jit helpers.
 """
 
@@ -27,7 +27,7 @@ from sparroll.attention.decode.choice.triton_threshold import (
 from sparroll.attention.decode.workspace import PEAK_UNITS
 
 PEAK = tl.constexpr(PEAK_UNITS)
-PEAK_ROWS = tl.constexpr(4)
+_PEAK_ROWS = tl.constexpr(4)
 """Scores that a thread holds at a time where there are peaks, in fours."""
 _SURE = tl.constexpr(4.5)
 """Standard deviations of the rank in a sample of single scores. That is generous, because the sample holds fours of
@@ -116,15 +116,15 @@ def candidates_under_peaks(
         count = tl.zeros([], tl.int32)
         # What other threads listed must have arrived.
         tl.debug_barrier()
-        TOGETHER: tl.constexpr = 4 * PEAK_ROWS * QUADS // PEAK
+        TOGETHER: tl.constexpr = 4 * _PEAK_ROWS * QUADS // PEAK
         for start in range(0, high, TOGETHER):
             each = start + tl.arange(0, TOGETHER)
             peak = tl.load(high_row + each, mask=each < high, other=0)
             unit = peak[:, None] * PEAK + tl.arange(0, PEAK)[None, :]
             listed = ordered_scores(scores_row, unit, units, LOADED, (each < high)[:, None]) >= low
             count = list_units(
-                listed_row, listed_row, listed_row, tl.reshape(unit, [PEAK_ROWS, 4 * QUADS]),
-                tl.reshape(listed, [PEAK_ROWS, 4 * QUADS]), count, PEAK_ROWS, QUADS, ROOM, 1, False, COMPILED,
+                listed_row, listed_row, listed_row, tl.reshape(unit, [_PEAK_ROWS, 4 * QUADS]),
+                tl.reshape(listed, [_PEAK_ROWS, 4 * QUADS]), count, _PEAK_ROWS, QUADS, ROOM, 1, False, COMPILED,
             )  # fmt: skip
     return count, low, finite
 

@@ -1,5 +1,5 @@
-"""The choice of large budgets among many units, and of scores too many of which are alike: by two bounds, between which
-the k-th largest score must lie.
+"""The choice of the largest budgets among many units, and of scores too many of which are alike: by two bounds, between
+which the k-th largest score must lie.
 
 Some scores, spread over all units, are held and searched for two numbers: one that surely more than k scores reach, and
 one above which surely fewer lie. A pass over all scores counts how many lie above and between, and lists those between.

@@ -4,8 +4,8 @@ One program does it for one head, in the first of these ways that suits:
 
 1. Where there is a lane for each unit, it searches for the k-th largest score, and writes the units above it and, of
    those equal to it, the lowest.
-2. Of more units it makes candidates first (triton_candidates.py), which a number reaches that at least k scores reach
-   and hardly more. The candidates are listed, and the search goes on among them. The number comes from lanes that keep
+2. Of more units it makes candidates first (triton_candidates.py): the units whose scores reach a number that at least k
+   scores reach, and hardly more. They are listed, and the search goes on among them. The number comes from lanes that keep
    the largest of some scores each, of which k must reach it: where few are wanted and the kernel that scores left the
    best score of every eight neighbours, their peak, these are the lanes, and only scores under peaks that reach it are
    loaded; where there are no peaks, all scores are held in registers, if they fit. Where that does not suit, because
@@ -131,8 +131,8 @@ def choose_units(
     block_table = unit_ids_RHN if block_table_RM is None else block_table_RM.int()
     peak_lanes = 0 if peaks_RHK is None else layout.peak_lanes(units)
     peaks = scores_RHU if peaks_RHK is None else peaks_RHK
-    # For candidates, or as many as lanes and behind them the peaks that they lie under. Inside a CUDA graph this belongs to
-    # the graph, and all layers share it.
+    # Candidates, twice as many as lanes; under peaks as many as lanes, and behind them the peaks. Inside a CUDA graph this
+    # belongs to the graph, and all layers share it.
     room = 2 * layout.lanes if constants["MANY"] else 0
     announces = workspace is not None and workspace.begins_early(requests)
     candidates = torch.empty(requests, heads, room, dtype=torch.int32, device=scores_RHU.device)
@@ -356,8 +356,8 @@ def _choose_of_many(
                     count, low, finite = candidates_under_peaks(
                         scores_row, peaks_row, listed_row, units, wanted, QUADS, LANES, PEAK_LANES, LOADED, COMPILED
                     )
-        # Known when the kernel is compiled. No lanes are made where the wanted units would take up more than half of them,
-        # of either kind.
+        # Known when the kernel is compiled. The wanted units may take up half of the places, and of the lanes that keep the
+        # largest scores.
         elif not SAMPLED:  # noqa: SIM102
             if wanted <= LANES // 2:
                 if units <= CHUNK:

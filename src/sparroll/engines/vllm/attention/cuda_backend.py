@@ -315,7 +315,7 @@ class SparseImpl(SparseLayer, FlashAttentionImpl):
             fill_rest=STATE.attention != "triton",
             peaks_RHK=peaks_RHK,
             planned=True,
-            # Our attention begins with lists that are announced.
+            # Where our attention begins early, it does so with lists that are announced.
             workspace=None if STATE.attention == "fa3_pages" else shared,
         )
         self._attend(query_RHGD, keys_PBHD, values_PBHD, plan, work, out_RHGD)
