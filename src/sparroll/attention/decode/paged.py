@@ -319,8 +319,8 @@ def paged_decode(
     `score_units` wrote with the same budgets; "triton" needs it where that kernel weighs groups, with a place for every
     group of the longest context, and the reference does not look at it. `announced`: `choose_units` was called with this
     workspace right before, so that the kernel may read each list as soon as it is complete, where that is faster
-    (StepWorkspace.begins_early). out_RHGD must be allocated
-    before that call: the choice may still use memory that it has given back. The reference does not look at it.
+    (StepWorkspace.begins_early). out_RHGD must be allocated before that call: the choice may still use memory that it has
+    given back. The reference does not look at it.
     """
     requests, heads, group, dim = query_RHGD.shape
     blocks, block_tokens = keys_PBHD.shape[:2]
