@@ -256,3 +256,52 @@ def test_attention_that_overlaps_reads_what_the_scores_kernel_of_its_layer_store
         for out, right in zip(outs, expected, strict=True):
             assert torch.equal(out, right)
         assert not workspace.listed_RH.any()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("requests", [9, 32])
+def test_a_kernel_that_overlaps_waits_for_what_was_written_beside_attention(requests: int) -> None:
+    """As in an engine's last layer: index rows are written on a stream of their own, and the next kernel, which reads them,
+    may be set up while attention still runs."""
+    from sparroll.engines.vllm.attention.cuda_workspace import Beside
+
+    torch.manual_seed(0)
+    selector, block = QuantizedMean(4, 16, 32, 2), 64
+    contexts_R = torch.randint(9_000, 20_000, (requests,), dtype=torch.int32, device=DEVICE)
+    table = torch.randint(0, 2048, (requests, 20_000 // block + 1), dtype=torch.int32, device=DEVICE)
+    keys, values = torch.randn(2048, block, 8, 256, dtype=torch.bfloat16, device=DEVICE).split(128, dim=-1)
+    query = torch.randn(requests, 8, 2, 128, dtype=torch.bfloat16, device=DEVICE)
+    shape = len(keys), 8, block // 4, selector.index_width(128)
+    index = torch.zeros(shape, dtype=selector.index_dtype, device=DEVICE).transpose(1, 2)
+    cache = PagedCache(selector, contexts_R.tolist(), query, keys, values, index, table, contexts_R, keys, values)
+    step = Step(cache, None, torch.randint(400, 900, (requests,), dtype=torch.int32, device=DEVICE))
+    slots = torch.arange(len(keys) * block, device=DEVICE)
+    scores, after = (torch.full((requests, 8, 10_240), torch.nan, device=DEVICE) for _ in range(2))
+    beside = Beside(torch.device(DEVICE))
+
+    def score(into: Tensor) -> None:
+        paged.score_units(
+            query, index, table, contexts_R, selector, into, "triton", kv_budget_tokens_R=step.budgets_R,
+            workspace=step.workspace, planned=True,
+        )  # fmt: skip
+
+    def layers() -> None:
+        score(scores)
+        with beside.what_follows():
+            paged.update_index(keys, index, slots, selector, "triton", beside=True)
+        step.choose(scores, step.workspace), step.attend(announced=True)
+        beside.join()
+        score(after)
+
+    layers()
+    right = after.clone()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        layers()
+    for _ in range(20):
+        index.zero_(), after.fill_(torch.nan)
+        graph.replay()
+        assert torch.equal(after.nan_to_num(7.0), right.nan_to_num(7.0))
+        assert not step.out.isnan().any()
+    assert not torch.equal(scores.nan_to_num(7.0), right.nan_to_num(7.0)), "the first scores are of an empty index"
