@@ -231,7 +231,7 @@ PAGES: Mapping[str, Claims] = {
         "a layer with 2 x 2 takes {mixed_less} % less than without at a budget of 512, and {mixed_more} % more at "
         "1,024.": peaks,
         "There a layer with 1 x 1 takes at least {single} % less with them": peaks,
-        "there peaks make a layer up to {large} % slower": peaks,
+        "there they made a layer up to {large} % slower": peaks,
     },
     "docs/plan.md": {
         "The sums are at most {worst} % off the layers that were timed as a whole, and {half} % or less for half of "
