@@ -9,7 +9,16 @@ from statistics import median
 from claim_words import Claims, Figures, bare, down, up
 from published_figures import less
 from record_tables import results
-from render_fine import AGAIN, BLOCKS_OF_16, BY_ALL_MODELS, HALF_THE_LANES, STORED_APART, fine_records, reached_goals
+from render_fine import (
+    AGAIN,
+    BLOCKS_OF_16,
+    BY_ALL_MODELS,
+    BY_BOUNDS,
+    HALF_THE_LANES,
+    STORED_APART,
+    fine_records,
+    reached_goals,
+)
 
 MORE = {
     "halves": (BY_ALL_MODELS, "h200"),
@@ -80,8 +89,12 @@ def stored_while_scoring() -> Figures:
     scores, in %, by moments and models, in two calls; how much shorter dense steps are there; and the speed-ups over dense
     rollouts in the second call."""
     shorter: dict[str, list[float]] = {}
-    for about, kind in (("", BY_ALL_MODELS), ("_again", AGAIN)):
-        for size, name, now in fine_records(kind, ["h200"]):
+    first = {
+        (size, name): found for kind in (BY_ALL_MODELS, BY_BOUNDS) for size, name, found in fine_records(kind, ["h200"])
+    }
+    second = {(size, name): found for size, name, found in fine_records(AGAIN, ["h200"])}
+    for about, call in (("", first), ("_again", second)):
+        for (size, name), now in call.items():
             before = results(f"rollout-qwen3-{size}-{name}-{STORED_APART}-h200", "rollout")
             if name == "steady":
                 assert now["windows"] == before["windows"], f"{size}: other moments"
@@ -93,7 +106,7 @@ def stored_while_scoring() -> Figures:
                             now["repeats"][f"{engine}_seconds"], before["repeats"][f"{engine}_seconds"], strict=True
                         )
                     )
-    again = {(size, name): found["speedup"] for size, name, found in fine_records(AGAIN, ["h200"])}
+    again = {of: found["speedup"] for of, found in second.items()}
     return {
         "least_again": down(min(shorter["fine_again"]), 1),
         "most_again": up(max(shorter["fine_again"]), 1),
@@ -107,6 +120,50 @@ def stored_while_scoring() -> Figures:
         "drained_1_7b": down(again["1.7b", "drained"], 2),
         "steady_8b": down(again["8b", "steady"], 2),
     }
+
+
+def large_budgets() -> Figures:
+    """The us that the choice takes in a layer of 14B's drained set, by a sample and between two bounds before, and how much
+    shorter its steps are, in %."""
+    now, before = (results(f"rollout-qwen3-14b-drained-{kind}-h200", "rollout") for kind in (BY_ALL_MODELS, BY_BOUNDS))
+    assert now["windows"] == before["windows"] and now["schedule_table"] == before["schedule_table"]
+    assert now["profile"]["step"] == before["profile"]["step"] == now["windows"][3]["step"], "profiles of other moments"
+    us = [
+        1e3 * each["ms"] / each["calls"]
+        for found in (now, before)
+        for each in found["profile"]["kernels"]
+        if each["kernel"] == "_choose"
+    ]
+    shorter, dense = (
+        [
+            100 * (1 - median(new) / median(old))
+            for new, old in zip(now["repeats"][engine], before["repeats"][engine], strict=True)
+        ]
+        for engine in ("fine_seconds", "dense_seconds")
+    )
+    assert [each["batch"] for each in now["windows"][3:]] == [25, 16, 1]
+    return {
+        "speedup": down(now["speedup"], 2),
+        "speedup_before": up(before["speedup"], 2),
+        "us": up(us[0]),
+        "us_before": down(us[1]),
+        "least": down(min(shorter[3:]), 1),
+        "most": up(max(shorter[3:]), 1),
+        "longer": up(-min(shorter[:3]), 1),
+        "shorter": up(max(shorter[:3]), 1),
+        "dense_longer": up(-min(dense), 1),
+        "dense_shorter": up(max(dense), 1),
+    }
+
+
+def begins_together() -> Figures:
+    """The us of a layer of 32 requests with attention that begins early, and after the choice."""
+    us = {
+        (row["kernel"].rpartition(", ")[2], row.get("kv_budget_tokens")): row["graph_us"]
+        for row in results("kernels-32-requests-4x2-h200", "kernels")["rows"]
+    }
+    assert abs(us["attention after the choice", "1024"] / us["attention early", "1024"] - 1) < 0.01, "not the same"
+    return {"after": up(us["attention after the choice", "4096"]), "early": down(us["attention early", "4096"])}
 
 
 def blocks() -> Figures:
@@ -281,6 +338,12 @@ PAGES: Mapping[str, Claims] = {
         "On the host of the table steps of all four steady sets take between {longer} % more and {shorter} % less than "
         "then, and dense steps {dense_longer_least} to {dense_longer_most} % more.": stored_while_scoring,
         "and the scaled ones are {ratio_14b} times smaller": small_units_goals,
+        "the choice takes {us} us a layer, where it took {us_before} in an earlier call": large_budgets,
+        "Its steps with 25 requests and fewer are {least} to {most} % shorter than in that call; the others are between "
+        "{longer} % longer and {shorter} % shorter, and dense steps between {dense_longer} % longer and {dense_shorter} % "
+        "shorter": large_budgets,
+        "14B's drained rollouts are {speedup} instead of {speedup_before} times as fast as dense ones": large_budgets,
+        "takes {after} us instead of {early} at a budget of 4,096 tokens, and as long as before at 1,024": begins_together,
         "the published schedules were {lost_least} to {lost_most} % slower beside dense attention in the steady sets than "
         "in blocks of 64: 1.7B {before} instead of {now} times.": blocks,
         "takes {us_16} us for 89 requests in blocks of 16, and {us_64} us in blocks of 64": blocks,

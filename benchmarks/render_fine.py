@@ -22,9 +22,10 @@ DEVICES = ("h200", "h100")
 SIZES = ("1.7b", "4b", "8b", "14b")
 BY_ALL_MODELS = "all-models-4x2"
 BLOCKS_OF_16, HALF_THE_LANES = f"{BY_ALL_MODELS}-blocks-of-16", f"{BY_ALL_MODELS}-half-the-lanes"
-STORED_APART = f"{BY_ALL_MODELS}-stored-apart"
+STORED_APART, BY_BOUNDS = f"{BY_ALL_MODELS}-stored-apart", f"{BY_ALL_MODELS}-by-bounds"
 """The same schedules, timed in earlier calls: in vLLM's blocks of 16 tokens, in blocks of 64 with a layout of the choice
-that is slow for large budgets, and with a kernel of its own that stores new keys and values."""
+that is slow for large budgets, with a kernel of its own that stores new keys and values, and with large budgets that are
+chosen between two bounds."""
 AGAIN = f"{BY_ALL_MODELS}-again"
 """Some of them in a second call."""
 KINDS = (BY_ALL_MODELS, "wide-2x2", "wide", "fine")
