@@ -210,8 +210,8 @@ class StepWorkspace:
     def begins_early(self, requests: int) -> bool:
         """Whether attention begins while lists are still made. It does not where all its programs run at the same time and
         each may read for a single (request, head): there it is faster if they get their room together, after the choice. A
-        few (request, head) win more by an early beginning. What this says of a batch it says of one with a power of two of
-        requests, too: a start captures that one, so no kernel waits for a compiler later."""
+        few (request, head) win more by an early beginning. Where it begins late, it also does with the next power of two of
+        requests. A start captures graphs of that batch, so the kernel of both is compiled by then."""
         batches = requests, 1 << (requests - 1).bit_length()
         together = all(self.own_programs(each) == "several" for each in batches)
         return not together or requests * self.kv_heads < LEAST_PAIRS_TOGETHER

@@ -1,9 +1,9 @@
 """Candidates, of more units than there are lanes: listed in ascending order, and the `wanted` best are among them. Lanes or
 peaks say which number enough scores reach, or a sample of the scores does. triton_top_k.py says when each is made.
 
-A sample takes few registers and little work for each score. So it is for batches in which every multiprocessor makes several
-choices at a time, and for what peaks and lanes do not suit. One pass lists the units that reach its number.
-Where it deceives, as it may where scores have a period, a lower number is taken. These are jit helpers.
+A sample takes few registers and little work for each score. So it is for batches in which every multiprocessor makes
+several choices at a time, and for what peaks and lanes do not suit. One pass lists the units that reach its number. Where
+it deceives, as it may where scores have a period, a lower number is taken. These are jit helpers.
 """
 
 from __future__ import annotations
