@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from statistics import median
+from typing import Any
 
 from claim_words import Claims, Figures, bare, down, up
 from published_figures import less
@@ -84,6 +85,19 @@ def small_units_goals() -> Figures:
     }
 
 
+def _shorter(now: dict[str, Any], before: dict[str, Any], engine: str) -> list[float]:
+    """How much shorter the steps of an engine ("fine" or "dense") are than in an earlier call, in %, by moments."""
+    assert now["windows"] == before["windows"], "other moments"
+    assert now["schedule_table"]["steps"] == before["schedule_table"]["steps"], "other budgets"
+    repeats = (found["repeats"][f"{engine}_seconds"] for found in (now, before))
+    return [100 * (1 - median(new) / median(old)) for new, old in zip(*repeats, strict=True)]
+
+
+def _layer_us(found: dict[str, Any]) -> dict[str, float]:
+    """What a kernel takes at a time in the profiled step."""
+    return {each["kernel"]: 1e3 * each["ms"] / each["calls"] for each in found["profile"]["kernels"]}
+
+
 def stored_while_scoring() -> Figures:
     """How much shorter steps of the steady sets are than in a call before new keys and values were stored by the kernel that
     scores, in %, by moments and models, in two calls; how much shorter dense steps are there; and the speed-ups over dense
@@ -97,15 +111,9 @@ def stored_while_scoring() -> Figures:
         for (size, name), now in call.items():
             before = results(f"rollout-qwen3-{size}-{name}-{STORED_APART}-h200", "rollout")
             if name == "steady":
-                assert now["windows"] == before["windows"], f"{size}: other moments"
                 assert now["schedule_table"] == before["schedule_table"], f"{size}: another schedule"
                 for engine in ("fine", "dense"):
-                    shorter.setdefault(engine + about, []).extend(
-                        100 * (1 - median(new) / median(old))
-                        for new, old in zip(
-                            now["repeats"][f"{engine}_seconds"], before["repeats"][f"{engine}_seconds"], strict=True
-                        )
-                    )
+                    shorter.setdefault(engine + about, []).extend(_shorter(now, before, engine))
     again = {of: found["speedup"] for of, found in second.items()}
     return {
         "least_again": down(min(shorter["fine_again"]), 1),
@@ -126,27 +134,16 @@ def large_budgets() -> Figures:
     """The us that the choice takes in a layer of 14B's drained set, by a sample and between two bounds before, and how much
     shorter its steps are, in %."""
     now, before = (results(f"rollout-qwen3-14b-drained-{kind}-h200", "rollout") for kind in (BY_ALL_MODELS, BY_BOUNDS))
-    assert now["windows"] == before["windows"] and now["schedule_table"] == before["schedule_table"]
+    assert now["schedule_table"] == before["schedule_table"], "another schedule"
     assert now["profile"]["step"] == before["profile"]["step"] == now["windows"][3]["step"], "profiles of other moments"
-    us = [
-        1e3 * each["ms"] / each["calls"]
-        for found in (now, before)
-        for each in found["profile"]["kernels"]
-        if each["kernel"] == "_choose"
-    ]
-    shorter, dense = (
-        [
-            100 * (1 - median(new) / median(old))
-            for new, old in zip(now["repeats"][engine], before["repeats"][engine], strict=True)
-        ]
-        for engine in ("fine_seconds", "dense_seconds")
-    )
+    us, us_before = (_layer_us(found)["_choose"] for found in (now, before))
+    shorter, dense = (_shorter(now, before, engine) for engine in ("fine", "dense"))
     assert [each["batch"] for each in now["windows"][3:]] == [25, 16, 1]
     return {
         "speedup": down(now["speedup"], 2),
         "speedup_before": up(before["speedup"], 2),
-        "us": up(us[0]),
-        "us_before": down(us[1]),
+        "us": up(us),
+        "us_before": down(us_before),
         "least": down(min(shorter[3:]), 1),
         "most": up(max(shorter[3:]), 1),
         "longer": up(-min(shorter[:3]), 1),
@@ -207,21 +204,14 @@ def many_requests() -> Figures:
             results(f"rollout-qwen3-{size}-steady-{kind}-h200", "rollout")
             for kind in (STORED_APART, HALF_THE_LANES, BLOCKS_OF_16)
         )
-        steps = [each["schedule_table"]["steps"] for each in (now, before, profiled)]
-        assert steps[0] == steps[1] == steps[2] and now["windows"] == before["windows"], "other budgets or moments"
-        shorter, dense_shorter = (
-            [
-                100 * (1 - median(new) / median(old))
-                for new, old in zip(now["repeats"][engine], before["repeats"][engine], strict=True)
-            ]
-            for engine in ("fine_seconds", "dense_seconds")
-        )
+        assert profiled["schedule_table"]["steps"] == now["schedule_table"]["steps"], "other budgets"
+        shorter, dense_shorter = (_shorter(now, before, engine) for engine in ("fine", "dense"))
         dense += dense_shorter
         name = size.replace(".", "_")
         ends |= {f"least_{name}": down(min(shorter)), f"most_{name}": up(max(shorter))}
         assert now["profile"]["step"] == profiled["profile"]["step"], "profiles of other moments"
         for about, found in (("", now), ("_before", profiled)):
-            took = {each["kernel"]: 1e3 * each["ms"] / each["calls"] for each in found["profile"]["kernels"]}
+            took = _layer_us(found)
             us |= {f"{kernel}_{name}{about}": up(took[kernel]) for kernel in ("_score_codes", "_choose", "_gather")}
     return ends | us | {"least_dense": down(min(dense)), "most_dense": up(max(dense))}
 

@@ -37,6 +37,7 @@ import decode_kernels
 import fine_schedule
 import numpy as np
 import torch
+from kernel_cases import Case, Choice, check_case, check_choice
 from kernel_clock import AnyClock, Clock, DryClock
 
 from sparroll.attention.decode.workspace import StepWorkspace, Tile
@@ -90,14 +91,14 @@ def tests_told(path: Path, names: Sequence[str]) -> dict[str, Any]:
     return {"files": list(names), "passed": passed, "skipped": skipped, "compiled": torch.cuda.is_available()}
 
 
-def cases(options: argparse.Namespace, names: Sequence[str] = ("equal", "mixed")) -> Iterator[decode_kernels.Case]:
+def cases(options: argparse.Namespace, names: Sequence[str] = ("equal", "mixed")) -> Iterator[Case]:
     """Every kind of unit with equal and with mixed contexts, over the same random numbers."""
     random = np.random.default_rng(options.seed)
     mixed = (options.context * random.uniform(0.05, 1.0, options.requests)).astype(np.int64)
     contexts_of = {"equal": np.full(options.requests, options.context), "mixed": mixed}
     for units, name in itertools.product(options.units, names):
         torch.manual_seed(options.seed)
-        yield decode_kernels.Case.build(options, f"{units} {name}", contexts_of[name], selector_of(units))
+        yield Case.build(options, f"{units} {name}", contexts_of[name], selector_of(units))
 
 
 def selector_of(units: str) -> PageMean | QuantizedMean:
@@ -105,7 +106,7 @@ def selector_of(units: str) -> PageMean | QuantizedMean:
     return PageMean() if units == "page_mean" else fine_schedule.units(units)
 
 
-def rows_of(clock: AnyClock, bandwidth: float, choice: decode_kernels.Choice) -> list[dict[str, Any]]:
+def rows_of(clock: AnyClock, bandwidth: float, choice: Choice) -> list[dict[str, Any]]:
     """Each kernel of a layer by itself, then all of them."""
     case = choice.case
     _, heads, _, dim = case.query_RHGD.shape
@@ -150,7 +151,7 @@ def show(rows: list[dict[str, Any]], mark: str = "") -> None:
         print(f"{about[0]:>16} {about[1]:>6} " + " ".join(f"{cells[name]:>20}" for name in KERNELS), mark, flush=True)
 
 
-def sweep(clock: AnyClock, choice: decode_kernels.Choice, options: argparse.Namespace) -> list[dict[str, Any]]:
+def sweep(clock: AnyClock, choice: Choice, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Other layouts of each kernel's programs: each checked against the one that is used, then timed. Fastest first."""
     from triton.runtime.errors import OutOfResources
 
@@ -174,7 +175,7 @@ def sweep(clock: AnyClock, choice: decode_kernels.Choice, options: argparse.Name
             torch.testing.assert_close(found[3], expected[3], atol=2e-2, rtol=2e-2)
         rows.append(row)
 
-    def planned(workspace: StepWorkspace) -> decode_kernels.Choice:
+    def planned(workspace: StepWorkspace) -> Choice:
         other = dataclasses.replace(choice, case=dataclasses.replace(case, workspace=workspace))
         other.plan()
         return other
@@ -298,23 +299,23 @@ def main() -> None:
     without_peaks: list[dict[str, Any]] = []
     swept: list[dict[str, Any]] = []
     for case in cases(options):
-        decode_kernels.check_case(case)
+        check_case(case)
         for budget in options.budgets:
-            choice = decode_kernels.Choice.build(case, str(budget), np.full(options.requests, budget))
-            decode_kernels.check_choice(choice)
+            choice = Choice.build(case, str(budget), np.full(options.requests, budget))
+            check_choice(choice)
             its = rows_of(clock, bandwidth, choice)
             show(its)
             rows += its
             if (plain := case.without_peaks()) is not None:
                 other = dataclasses.replace(choice, case=plain)
-                decode_kernels.check_choice(other)
+                check_choice(other)
                 its = rows_of(clock, bandwidth, other)
                 show(its, "without peaks")
                 without_peaks += its
             if options.sweep:
                 swept += sweep(clock, choice, options)
             # Timed runs wrote the same outputs many times over.
-            decode_kernels.check_choice(choice)
+            check_choice(choice)
             # None where they were left out: the times stand for nothing by themselves then.
             results = {
                 "tests": tests, "copy_bytes_per_second": bandwidth, "rows": rows, "without_peaks": without_peaks,

@@ -33,6 +33,7 @@ import decode_kernels
 import fine_kernels
 import numpy as np
 import torch
+from kernel_cases import Case, Choice, check_case, check_choice, check_output
 from kernel_clock import AnyClock
 
 from sparroll.attention.decode.workspace import StepWorkspace
@@ -46,13 +47,13 @@ DRY = {
 PLANS = ("planned", "running", "programs", "own")
 
 
-def cases(options: argparse.Namespace) -> Iterator[tuple[decode_kernels.Case, str, np.ndarray]]:
+def cases(options: argparse.Namespace) -> Iterator[tuple[Case, str, np.ndarray]]:
     """A batch, what its budgets are called, and the budgets."""
     for kind, sizes in (("mixed", options.requests), ("equal", options.equal)):
         for requests in sizes:
             sized = argparse.Namespace(**vars(options) | {"requests": requests, "units": [options.unit]})
             case = next(fine_kernels.cases(sized, (kind,)))
-            decode_kernels.check_case(case)
+            check_case(case)
             if kind == "mixed":
                 yield case, "schedule", np.asarray(options.schedule.kv_budget_tokens(case.contexts))
             else:
@@ -62,7 +63,7 @@ def cases(options: argparse.Namespace) -> Iterator[tuple[decode_kernels.Case, st
                     yield case, str(budget), np.full(requests, budget)
 
 
-def tiles_of(choice: decode_kernels.Choice) -> np.ndarray:
+def tiles_of(choice: Choice) -> np.ndarray:
     """[R] tiles that each request reads in one head."""
     case, unit = choice.case, choice.case.selector.unit_tokens
     units = np.where(choice.budgets >= case.contexts, -(-case.contexts // unit), choice.budgets // unit)
@@ -107,11 +108,11 @@ def write_plan(workspace: StepWorkspace, plan: str, tiles: np.ndarray, share: in
     workspace.arrivals_X.zero_()
 
 
-def row_of(clock: AnyClock, bandwidth: float, choice: decode_kernels.Choice, budgets: str) -> dict[str, Any]:
+def row_of(clock: AnyClock, bandwidth: float, choice: Choice, budgets: str) -> dict[str, Any]:
     """Attention of one batch under each plan."""
     case, tiles = choice.case, tiles_of(choice)
     workspace, read = case.workspace, case.selector.read_tokens(case.contexts, choice.budgets)
-    decode_kernels.check_choice(choice)
+    check_choice(choice)
     planned = workspace.read_before_R[len(tiles) + 1].item()
     moved = workspace.kv_heads * int(read.sum()) * 2 * case.query_RHGD.shape[-1] * case.keys_PBHD.element_size()
     row: dict[str, Any] = {
@@ -128,7 +129,7 @@ def row_of(clock: AnyClock, bandwidth: float, choice: decode_kernels.Choice, bud
         other = dataclasses.replace(choice, case=dataclasses.replace(case, workspace=programs))
         other.out_RHGD.fill_(torch.nan)
         other.attend()
-        decode_kernels.check_output(other)
+        check_output(other)
         row["tiles_in_a_stretch"][plan], row["attention_us"][plan] = share, clock.graph_us(other.attend)
     return row
 
@@ -182,7 +183,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     told = argparse.Namespace(**vars(options) | {"schedule": options.schedule.inline()})
     for case, name, budgets in cases(options):
-        rows.append(row_of(clock, bandwidth, decode_kernels.Choice.build(case, name, budgets), name))
+        rows.append(row_of(clock, bandwidth, Choice.build(case, name, budgets), name))
         show(rows[-1])
         # None where nothing was timed.
         results = {"tests": tests, "copy_bytes_per_second": bandwidth, "rows": rows}

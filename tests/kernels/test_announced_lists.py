@@ -155,20 +155,26 @@ def test_announced_lists_need_a_plan_that_is_older_and_a_workspace_for_the_same_
         step.choose(scores, paged_cache([100], 4).workspace())
 
 
+def in_shared_blocks(contexts_R: Tensor, table_RM: Tensor, blocks: int) -> PagedCache:
+    """In blocks of 64 tokens, with an empty index of 4 x 2. Requests may share blocks: that saves memory, and makes no
+    difference to the kernels."""
+    selector, requests = QuantizedMean(4, 16, 32, 2), len(contexts_R)
+    keys, values = torch.randn(blocks, 64, 8, 256, dtype=torch.bfloat16, device=DEVICE).split(128, dim=-1)
+    query = torch.randn(requests, 8, 2, 128, dtype=torch.bfloat16, device=DEVICE)
+    shape = blocks, 8, 64 // 4, selector.index_width(128)
+    index = torch.zeros(shape, dtype=selector.index_dtype, device=DEVICE).transpose(1, 2)
+    return PagedCache(selector, contexts_R.tolist(), query, keys, values, index, table_RM, contexts_R, keys, values)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("requests", [9, 32, 67, 89])
 def test_attention_that_overlaps_reads_no_list_of_before(requests: int) -> None:
     """Scores of two kinds by turns, with more lists than programs that make them at a time: a list that was read too early
     would be the other one."""
     torch.manual_seed(0)
-    selector = QuantizedMean(4, 16, 32, 2)
     contexts_R = torch.randint(9_000, 40_000, (requests,), dtype=torch.int32, device=DEVICE)
-    # Requests share blocks: that saves memory, and makes no difference to the kernels.
     table = torch.randint(0, 4096, (requests, 640), dtype=torch.int32, device=DEVICE)
-    keys, values = torch.randn(4096, 64, 8, 256, dtype=torch.bfloat16, device=DEVICE).split(128, dim=-1)
-    query = torch.randn(requests, 8, 2, 128, dtype=torch.bfloat16, device=DEVICE)
-    index = torch.empty(4096, 16, 8, selector.index_width(128), dtype=selector.index_dtype, device=DEVICE)
-    cache = PagedCache(selector, contexts_R.tolist(), query, keys, values, index, table, contexts_R, keys, values)
+    cache = in_shared_blocks(contexts_R, table, 4096)
     step = Step(cache, None, torch.randint(400, 900, (requests,), dtype=torch.int32, device=DEVICE))
     kinds = [torch.rand(requests, 8, 10_240, device=DEVICE) for _ in range(2)]
     expected = []
@@ -202,7 +208,7 @@ def test_attention_that_overlaps_reads_no_list_of_before(requests: int) -> None:
 def test_attention_that_overlaps_reads_what_the_scores_kernel_of_its_layer_stored(requests: int) -> None:
     """Layers in one graph, nothing between them. The newest keys and values are NaN before each replay."""
     torch.manual_seed(0)
-    selector, block = QuantizedMean(4, 16, 32, 2), 64
+    block = 64
     contexts_R = torch.randint(9_000, 20_000, (requests,), dtype=torch.int32, device=DEVICE)
     columns = 20_000 // block + 1
     # Only the last block of a request is its own.
@@ -214,17 +220,11 @@ def test_attention_that_overlaps_reads_what_the_scores_kernel_of_its_layer_store
     budgets_R = torch.randint(400, 900, (requests,), dtype=torch.int32, device=DEVICE)
     steps, news, scores = [], [], []
     for _ in range(6):
-        keys, values = torch.randn(2048 + requests, block, 8, 256, dtype=torch.bfloat16, device=DEVICE).split(
-            128, dim=-1
-        )
-        query = torch.randn(requests, 8, 2, 128, dtype=torch.bfloat16, device=DEVICE)
-        shape = len(keys), 8, block // 4, selector.index_width(128)
-        index = torch.zeros(shape, dtype=selector.index_dtype, device=DEVICE).transpose(1, 2)
-        cache = PagedCache(selector, contexts_R.tolist(), query, keys, values, index, table, contexts_R, keys, values)
-        for slots in torch.arange(len(keys) * block, device=DEVICE).split(1 << 14):
-            paged.update_index(keys, index, slots, selector, "triton")
+        cache = in_shared_blocks(contexts_R, table, 2048 + requests)
+        for slots in torch.arange((2048 + requests) * block, device=DEVICE).split(1 << 14):
+            paged.update_index(cache.keys_PBHD, cache.index_PSHW, slots, cache.selector, "triton")
         steps.append(Step(cache, None, budgets_R))
-        news.append(NewTokens.held_at(slots_R, keys, values))
+        news.append(NewTokens.held_at(slots_R, cache.keys_PBHD, cache.values_PBHD))
         scores.append(torch.full((requests, 8, 10_240), torch.nan, device=DEVICE))
     # Layers share a plan and its flags.
     workspace = steps[0].workspace
@@ -233,7 +233,7 @@ def test_attention_that_overlaps_reads_what_the_scores_kernel_of_its_layer_store
         for step, new, its_scores, out in zip(steps, news, scores, outs, strict=True):
             cache = step.cache
             paged.score_units(
-                cache.query_RHGD, cache.index_PSHW, table, contexts_R, selector, its_scores, "triton",
+                cache.query_RHGD, cache.index_PSHW, table, contexts_R, cache.selector, its_scores, "triton",
                 kv_budget_tokens_R=budgets_R, workspace=workspace, planned=True, new_tokens=new if stores else None,
             )  # fmt: skip
             step.workspace = workspace
@@ -266,29 +266,24 @@ def test_a_kernel_that_overlaps_waits_for_what_was_written_beside_attention(requ
     from sparroll.engines.vllm.attention.cuda_workspace import Beside
 
     torch.manual_seed(0)
-    selector, block = QuantizedMean(4, 16, 32, 2), 64
     contexts_R = torch.randint(9_000, 20_000, (requests,), dtype=torch.int32, device=DEVICE)
-    table = torch.randint(0, 2048, (requests, 20_000 // block + 1), dtype=torch.int32, device=DEVICE)
-    keys, values = torch.randn(2048, block, 8, 256, dtype=torch.bfloat16, device=DEVICE).split(128, dim=-1)
-    query = torch.randn(requests, 8, 2, 128, dtype=torch.bfloat16, device=DEVICE)
-    shape = len(keys), 8, block // 4, selector.index_width(128)
-    index = torch.zeros(shape, dtype=selector.index_dtype, device=DEVICE).transpose(1, 2)
-    cache = PagedCache(selector, contexts_R.tolist(), query, keys, values, index, table, contexts_R, keys, values)
+    table = torch.randint(0, 2048, (requests, 20_000 // 64 + 1), dtype=torch.int32, device=DEVICE)
+    cache = in_shared_blocks(contexts_R, table, 2048)
     step = Step(cache, None, torch.randint(400, 900, (requests,), dtype=torch.int32, device=DEVICE))
-    slots = torch.arange(len(keys) * block, device=DEVICE)
+    slots = torch.arange(2048 * 64, device=DEVICE)
     scores, after = (torch.full((requests, 8, 10_240), torch.nan, device=DEVICE) for _ in range(2))
     beside = Beside(torch.device(DEVICE))
 
     def score(into: Tensor) -> None:
         paged.score_units(
-            query, index, table, contexts_R, selector, into, "triton", kv_budget_tokens_R=step.budgets_R,
-            workspace=step.workspace, planned=True,
+            cache.query_RHGD, cache.index_PSHW, table, contexts_R, cache.selector, into, "triton",
+            kv_budget_tokens_R=step.budgets_R, workspace=step.workspace, planned=True,
         )  # fmt: skip
 
     def layers() -> None:
         score(scores)
         with beside.what_follows():
-            paged.update_index(keys, index, slots, selector, "triton", beside=True)
+            paged.update_index(cache.keys_PBHD, cache.index_PSHW, slots, cache.selector, "triton", beside=True)
         step.choose(scores, step.workspace), step.attend(announced=True)
         beside.join()
         score(after)
@@ -300,7 +295,7 @@ def test_a_kernel_that_overlaps_waits_for_what_was_written_beside_attention(requ
     with torch.cuda.graph(graph):
         layers()
     for _ in range(20):
-        index.zero_(), after.fill_(torch.nan)
+        cache.index_PSHW.zero_(), after.fill_(torch.nan)
         graph.replay()
         assert torch.equal(after.nan_to_num(7.0), right.nan_to_num(7.0))
         assert not step.out.isnan().any()

@@ -134,7 +134,7 @@ def choose_units(
     # Candidates, twice as many as lanes; under peaks as many as lanes, and behind them the peaks. Inside a CUDA graph this
     # belongs to the graph, and all layers share it.
     room = 2 * layout.lanes if constants["MANY"] else 0
-    announces = workspace is not None and workspace.begins_early(requests)
+    announced = workspace.listed_RH if workspace is not None and workspace.begins_early(requests) else None
     candidates = torch.empty(requests, heads, room, dtype=torch.int32, device=scores_RHU.device)
     _choose[(heads, requests)](
         scores_RHU,
@@ -145,7 +145,7 @@ def choose_units(
         pages,
         block_table,
         candidates if room else unit_ids_RHN,
-        workspace.listed_RH if announces and workspace is not None else unit_ids_RHN,
+        unit_ids_RHN if announced is None else announced,
         *scores_RHU.stride()[:2],
         *peaks.stride()[:2],
         *unit_ids_RHN.stride()[:2],
@@ -161,7 +161,7 @@ def choose_units(
         COMPILED=scores_RHU.is_cuda,
         PEAK_LANES=peak_lanes,
         PLANNED=planned,
-        ANNOUNCED=announces,
+        ANNOUNCED=announced is not None,
         **constants,
         **layout.options(units, peak_lanes > 0),
         **overlapping(scores_RHU),
