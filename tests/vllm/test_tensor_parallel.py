@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 from collections.abc import Iterator
@@ -134,3 +135,27 @@ def test_an_engine_whose_workers_died_can_be_closed() -> None:
     config = SimpleNamespace(parallel_config=parallel)
     launch.stop(SimpleNamespace(apply_model=fail, llm_engine=SimpleNamespace(engine_core=core, vllm_config=config)))
     assert shut_down == [True]
+
+
+def test_sockets_to_workers_are_closed_with_their_queue_and_not_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise zmq's context may wait for them for ever. As in 0.26, vLLM itself closes none here."""
+    import zmq
+    from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
+
+    monkeypatch.setattr(MessageQueue, "_close_zmq_on_collect", lambda queue, context: None, raising=False)
+    queues = [MessageQueue(1, 1) for _ in range(2)]
+    sockets = [
+        held
+        for queue in queues
+        for part in (queue, queue._spin_condition)
+        for held in vars(part).values()
+        if isinstance(held, zmq.Socket)
+    ]
+    executor = SimpleNamespace(rpc_broadcast_mq=queues[0], response_mqs=[queues[1]])
+    core = SimpleNamespace(engine_core=SimpleNamespace(model_executor=executor))
+    launch._close_sockets_with_their_queues(SimpleNamespace(llm_engine=SimpleNamespace(engine_core=core)))
+    # Two of a queue that is written to: for its messages, and to wake those that read.
+    assert len(sockets) == 4 and not any(socket.closed for socket in sockets)
+    del queues, executor, core
+    gc.collect()
+    assert all(socket.closed for socket in sockets)

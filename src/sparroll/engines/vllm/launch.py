@@ -6,6 +6,7 @@ import gc
 import importlib.util
 import os
 import sys
+import weakref
 from importlib import metadata
 from typing import Any
 
@@ -92,11 +93,32 @@ def start(model: str, arguments: dict[str, Any]) -> Any:
     import vllm
 
     try:
-        return vllm.LLM(model=model, **arguments)
+        llm = vllm.LLM(model=model, **arguments)
+        _close_sockets_with_their_queues(llm)
+        return llm
     except ValueError as error:
         raise _user_error(error, arguments.get("kv_cache_memory_bytes")) from None
     finally:
         torch.set_num_threads = set_threads
+
+
+def _close_sockets_with_their_queues(llm: Any) -> None:
+    """Workers in other processes are reached by queues, each with sockets and their zmq context. Some versions of vLLM, such
+    as 0.26, leave all of these to the garbage collector, and a context that it ends before its sockets waits for ever."""
+    import zmq
+
+    executor = llm.llm_engine.engine_core.engine_core.model_executor
+    queues = getattr(executor, "rpc_broadcast_mq", None), *getattr(executor, "response_mqs", ())
+    for queue in filter(None, queues):
+        holders = filter(None, (queue, getattr(queue, "_spin_condition", None)))
+        sockets = [held for holder in holders for held in vars(holder).values() if isinstance(held, zmq.Socket)]
+        # At the end of the process vLLM still sends by these sockets.
+        weakref.finalize(queue, _close, sockets).atexit = False
+
+
+def _close(sockets: list[Any]) -> None:
+    for socket in sockets:
+        socket.close(linger=0)
 
 
 def stop(llm: Any) -> None:
