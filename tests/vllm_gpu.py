@@ -27,6 +27,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from sparroll import records
 from sparroll.attention.selectors import PageMean
 from sparroll.engines.scoring import Scorer
+from sparroll.engines.vllm import capacity
 from sparroll.models import resolve
 from sparroll.schedule import Schedule, Step
 from sparroll.types import Rollout
@@ -47,6 +48,8 @@ DEVICE = "cpu" if DRY else "cuda"
 SELECTOR = PageMean(page_tokens=16, first_tokens=16, recent_tokens=32)
 SPARSE = Schedule(steps=(Step(0, 64), Step(256, 96), Step(640, 128)), selector=SELECTOR, name="rising")
 FULL = Schedule.fixed(CONTEXT_TOKENS, SELECTOR)
+BLOCK = capacity.block_tokens(SELECTOR, on_cpu=DRY)
+"""Tokens of a block of their caches."""
 GIB = 2**30
 
 needs_gpu_and_vllm = [

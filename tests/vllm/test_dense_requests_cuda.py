@@ -16,12 +16,12 @@ import torch
 
 import vllm_gpu
 from mixed_requests import cached_tokens, of_kind
-from sparroll.engines.vllm import capacity, outputs
+from sparroll.engines.vllm import outputs
 from sparroll.engines.vllm.attention.state import STATE
 from sparroll.engines.vllm.windows.configure import V2_VARIABLE
 from sparroll.schedule import Step
 from sparroll.types import Rollout
-from vllm_gpu import DRY, SPARSE, Difference, Judge, Watch, note, only_on_gpu, prompts
+from vllm_gpu import BLOCK, DRY, SPARSE, Difference, Judge, Watch, note, only_on_gpu, prompts
 
 pytestmark = vllm_gpu.needs_gpu_and_vllm
 
@@ -150,8 +150,7 @@ class TestMixed:
 
     def test_neither_kind_finds_what_the_other_left_in_the_prefix_cache(self, engine: Any, judge: Judge) -> None:
         # A prompt of 300 tokens and the response's 200, of which the last was never in the cache: whole blocks are shared.
-        block = capacity.block_tokens(SPARSE.selector, on_cpu=DRY)
-        shared = 499 // block * block
+        shared = 499 // BLOCK * BLOCK
         with cached_tokens(engine) as cached:
             for first in (True, False):
                 vllm_gpu.forget_prefixes(engine)
@@ -172,7 +171,7 @@ def small(request: pytest.FixtureRequest) -> Iterator[Any]:
             patch.setenv(V2_VARIABLE, "0")
         elif DRY:
             pytest.skip("a CPU has one runner")
-        blocks = sum(tokens + TOKENS for tokens in LENGTHS) // 16
+        blocks = sum(tokens + TOKENS for tokens in LENGTHS) // BLOCK
         with vllm_gpu.engine(
             schedule=SPARSE,
             max_batch=32,
