@@ -83,9 +83,11 @@ def measure(options: argparse.Namespace, name: str, until: float | None) -> None
         if found.get("windows") is None:
             found.put(sets_to_measure(options, engine.capacity_tokens), "windows")
         found.put(engine.settings() | {"capacity_tokens": engine.capacity_tokens}, "engine", name)
-        if name == "dense" and found.get("one_token") is None:
-            found.put(engine.step_seconds([ONE_TOKEN], options.steps, options.repeats), "one_token")
+        if name == "dense":
+            time_one_token(options, engine, found)
         measure_moments(options, engine, found, name, until)
+        if name == "dense":
+            time_one_token(options, engine, found)
         for batch in rests_missing(options, found) if name == "dense" else ():
             if in_time(until):
                 found.put(engine.step_seconds([REST_CONTEXT] * batch, options.steps, options.repeats), "rest", batch)
@@ -95,6 +97,12 @@ def measure(options: argparse.Namespace, name: str, until: float | None) -> None
         if name == "fine":
             profile_misses(options, engine, found, until)
     found.put(round(engine.left_over_bytes / 2**30, 2), "left_over_gib", name)
+
+
+def time_one_token(options: argparse.Namespace, engine: Engine, found: Measured) -> None:
+    """Beside what was timed earlier. The fastest step counts, so one disturbance of the host must not meet all of them."""
+    more = engine.step_seconds([ONE_TOKEN], options.steps, options.repeats)
+    found.put([*(found.get("one_token") or []), *more], "one_token")
 
 
 def measure_moments(

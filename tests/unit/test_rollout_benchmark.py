@@ -283,6 +283,22 @@ def test_three_engines_measure_the_same_moments_and_the_record_is_of_the_third(
     assert found["attainable_share"] == pytest.approx((2e-3 + read / 4e12) / fine)
 
 
+def test_a_host_that_is_disturbed_while_the_dense_engine_starts_leaves_what_is_attainable_as_it_is(
+    rollout: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calm = result_of(call(rollout, tmp_path, "calm"), "long-fine")
+    steady = FormulaEngine.step_seconds
+
+    def disturbed(engine: FormulaEngine, contexts: list[int], steps: int, repeats: int) -> list[float]:
+        first = engine.measured == 0 and engine.name == "dense"
+        return [(1.5 if first else 1.0) * took for took in steady(engine, contexts, steps, repeats)]
+
+    monkeypatch.setattr(FormulaEngine, "step_seconds", disturbed)
+    found = result_of(call(rollout, tmp_path, "disturbed"), "long-fine")
+    assert found["one_token_seconds"] == [3e-3] * 3 + [2e-3] * 3
+    assert found["attainable_share"] == calm["attainable_share"] < 1
+
+
 def test_a_missed_target_brings_a_profile_of_the_middle_moment_into_the_record(
     rollout: ModuleType, tmp_path: Path
 ) -> None:
