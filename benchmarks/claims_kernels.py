@@ -24,8 +24,8 @@ def engines_kernels() -> Figures:
         return float(rows[f"{units} equal", budget, kernel]["graph_us"])
 
     layers = {
-        f"{units.replace('+64', '_with')}_{budget}": up(us(units, budget, "sparse layer"))
-        for units in ("4x4", "2x2", "page_mean", "4x4+64", "2x2+64")
+        f"{units}_{budget}": up(us(units, budget, "sparse layer"))
+        for units in ("4x4", "page_mean")
         for budget in (512, 1024)
     }
     return {
@@ -63,15 +63,47 @@ def engines_kernels_on_h200() -> Figures:
 
 
 def blocks_of_64() -> Figures:
-    """How many times as long as their bytes attention at 512 tokens and scores of 4 x 2 take in blocks of 64."""
+    """In blocks of 64: how many times as long as their bytes attention at 512 tokens and scores of 4 x 2 take, and the us of
+    a choice among 15,000 units."""
     rows = results("fine-kernels-blocks-of-64-h200", "fine-kernels")["rows"]
-    few = [row["times_floor"] for row in rows if (row["kernel"], row["kv_budget_tokens"]) == ("attention", 512)]
-    assert len(few) == 6, "three kinds of units, equal and mixed lengths"
-    scores = {
-        length: max(row["times_floor"] for row in rows if (row["units"], row["kernel"]) == (f"4x2 {length}", "scores"))
-        for length in ("equal", "mixed")
+
+    def most(what: str, units: str, kernel: str, budget: int | None = None) -> float:
+        return max(
+            float(row[what])
+            for row in rows
+            if (row["units"], row["kernel"]) == (units, kernel) and budget in (None, row["kv_budget_tokens"])
+        )
+
+    kinds = [f"{units} {lengths}" for units in ("4x4", "2x2", "4x2") for lengths in ("equal", "mixed")]
+    alone, in_a_layer = (
+        [most("times_floor", kind, kernel, 512) for kind in kinds] for kernel in ("attention", "attention in a layer")
+    )
+    return {
+        "least": up(min(alone), 2),
+        "most": up(max(alone), 2),
+        "least_layer": up(min(in_a_layer), 2),
+        "most_layer": up(max(in_a_layer), 2),
+        "scores": up(most("times_floor", "4x2 equal", "scores"), 2),
+        "scores_mixed": up(most("times_floor", "4x2 mixed", "scores"), 2),
+        "choice": up(most("graph_us", "2x2 equal", "choice", 1024)),
+        "choice_mixed": up(most("graph_us", "2x2 mixed", "choice", 1024)),
+        "choice_large": up(most("graph_us", "2x2 equal", "choice", 4096)),
     }
-    return {"least": up(min(few), 2), "most": up(max(few), 2)} | {name: up(most, 2) for name, most in scores.items()}
+
+
+def with_a_remainder() -> Figures:
+    """The us of a layer with and without a remainder by groups of 64."""
+    us = {
+        (row["units"].removesuffix(" equal"), row["kv_budget_tokens"]): float(row["graph_us"])
+        for row in results("fine-kernels-blocks-of-64-h200", "fine-kernels")["rows"]
+        if row["kernel"] == "sparse layer"
+    }
+    made = {}
+    for units in ("4x2", "2x2"):
+        without, of_4096, with_it = us[units, 1024], us[units, 4096], us[f"{units}+64", 1024]
+        assert with_it > (2 * without + of_4096) / 3, "at twice the budget a layer without a remainder takes longer"
+        made |= {units: up(without), f"{units}_4096": up(of_4096), f"{units}_with": up(with_it)}
+    return made
 
 
 def half_the_bytes() -> Figures:
@@ -194,8 +226,9 @@ def mixed_requests() -> Figures:
 
 PAGES: Mapping[str, Claims] = {
     "docs/selectors.md": {
-        "takes {4x4_with_1024} us at a budget of 1,024, where one without a remainder takes {4x4_1024} us, and one of 2 x 2 "
-        "takes {2x2_with_1024} us instead of {2x2_1024} (": engines_kernels,
+        "a layer of 4 x 2 with a remainder takes {4x2_with} us at a budget of 1,024 tokens, where one without takes {4x2} "
+        "us, and one of 2 x 2 takes {2x2_with} us instead of {2x2} (": with_a_remainder,
+        "At 4,096 tokens these take {4x2_4096} and {2x2_4096} us without a remainder.": with_a_remainder,
     },
     "docs/small-pages.md": {
         "With 512 of 30,000 tokens on an H200 it takes {layer_4x2} us, where 4 x 4 takes {layer_4x4} us in the same call "
@@ -217,8 +250,11 @@ PAGES: Mapping[str, Claims] = {
         "faster to {slower_512} % slower.": reading_plans,
         "On this H200, which copies at {copy} TB/s, these kernels take {4x4} us for a layer with 4 x 4 at a budget of "
         "1,024, and {2x2} us with 2 x 2": engines_kernels_on_h200,
-        "attention takes {least} to {most} times as long as its bytes at 512 tokens with 4 x 4, 2 x 2 and 4 x 2, and scores "
-        "of 4 x 2 take {equal} times as long as theirs, with mixed lengths {mixed} times": blocks_of_64,
+        "attention takes {least} to {most} times as long as its bytes at 512 tokens with 4 x 4, 2 x 2 and 4 x 2, and "
+        "{least_layer} to {most_layer} times in a layer. Scores of 4 x 2 take {scores} times as long as theirs, with mixed "
+        "lengths {scores_mixed} times. The choice among 15,000 pages takes {choice} us at a budget of 1,024, and "
+        "{choice_mixed} us with mixed lengths, where many requests choose by a sample; at 4,096 tokens it takes "
+        "{choice_large} us": blocks_of_64,
         "Scores take {scores_4x4} and {scores_2x2} times as long as their bytes there, and with contexts of mixed lengths "
         "{mixed_4x4} and {mixed_2x2} times. Attention takes {more} times as long at 1,024 tokens and {few} times at 512. "
         "The choice takes up to {choice_4x4} us among 7,500 pages and {choice_2x2} us among 15,000, and at 4,096 tokens "

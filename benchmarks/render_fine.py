@@ -26,8 +26,8 @@ STORED_APART, BY_BOUNDS = f"{BY_ALL_MODELS}-stored-apart", f"{BY_ALL_MODELS}-by-
 """The same schedules, timed in earlier calls: in vLLM's blocks of 16 tokens, in blocks of 64 with a layout of the choice
 that is slow for large budgets, with a kernel of its own that stores new keys and values, and with large budgets that are
 chosen between two bounds."""
-AGAIN = f"{BY_ALL_MODELS}-again"
-"""Some of them in a second call."""
+AGAIN, BY_BOUNDS_AGAIN = f"{BY_ALL_MODELS}-again", f"{BY_BOUNDS}-again"
+"""Some of them in another call, on another host."""
 KINDS = (BY_ALL_MODELS, "wide-2x2", "wide", "fine")
 """Words in the names of records. The budgets of the first are by the six models that were trained to the end and measured
 with wide first layers, and those of the others by fewer."""
