@@ -1,15 +1,15 @@
 """The kernel times that a plan uses, from what kernels took on a GPU: writes src/sparroll/plan/kernel_times.json, and prints
 how far the sum of a layer's kernels is from the layer that was timed as a whole. Reads records and measures nothing.
-Rows with a remainder are passed over: plans take them by the roofline.
 
     python benchmarks/kernel_times.py
 
 A record of fine_kernels.py has scores, choice and attention of each kind of unit at several budgets, with equal contexts
-and with mixed ones. Scores and attention become a line through these, fitted to relative errors; a further record adds the
-kinds of unit that those before it lack. A choice is kept as it was timed first, where all contexts are equal; what it
-takes where nothing is to be chosen is from choice_sweep.py. What dense layers read at is the slope of decode_step.py's
-dense steps over their bytes. The kernels are those of the records: where an engine has newer ones, make a new record of
-fine_kernels.py and call this again.
+and with mixed ones. Scores and attention become a line through these, fitted to relative errors; attention with a remainder
+also grows with the K and V that are left out. A further record adds the kinds of unit that those before it lack. Rows with
+a remainder of records whose kernels read the index twice for it are passed over. A choice is kept as it was timed first,
+where all contexts are equal; what it takes where nothing is to be chosen is from choice_sweep.py. What dense layers read at
+is the slope of decode_step.py's dense steps over their bytes. The kernels are those of the records: where an engine has
+newer ones, make a new record of fine_kernels.py and call this again.
 """
 
 from __future__ import annotations
@@ -39,14 +39,15 @@ GPUS = (
     {
         "gpu": "H200",
         "names": ["H200", "NVIDIA H200"],
-        "kernels": ["fine-kernels-low-bits-h200", "fine-kernels-engines-h200"],
+        "kernels": ["fine-kernels-blocks-of-64-h200", "fine-kernels-low-bits-h200", "fine-kernels-engines-h200"],
+        "remainders": "fine-kernels-blocks-of-64-h200",
         "choices": "choice-sweep-engines-h200",
         "steps": "decode-step-qwen3-1.7b-h200",
     },
 )
 ELEMENT_BYTES = 2
-SIZES = ("requests", "context", "heads", "group", "dim", "block", "dtype", "seed")
-"""What records of kernels must have in common."""
+SIZES = ("requests", "context", "heads", "group", "dim", "dtype", "seed")
+"""What records of kernels must have in common. Their blocks differ: those of the first one are engines', of 64 tokens."""
 FULL_BATCH = 32
 
 
@@ -94,11 +95,11 @@ def kernel_records(about: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def record_of_kinds(about: dict[str, Any]) -> dict[str, str]:
-    """By kind of unit the name of the first record that has it; without those that have a remainder."""
+    """By kind of unit the name of the first record that has it; with a remainder, of the record for these."""
     found: dict[str, str] = {}
     for name, record in kernel_records(about).items():
         for row in record["results"]["rows"]:
-            if "+" not in row["units"]:
+            if "+" not in row["units"] or name == about["remainders"]:
                 found.setdefault(kind_of(row["units"]), name)
     return found
 
@@ -110,10 +111,15 @@ def kind_of(units: str) -> str:
 
 def line(moved_bytes: list[float], seconds: list[float]) -> dict[str, float]:
     """The line with the least relative errors, neither part of it negative."""
+    (fixed, rate) = fitted(seconds, moved_bytes)
+    return {"fixed_seconds": fixed, "bytes_per_second": rate}
+
+
+def fitted(seconds: list[float], *moved_bytes: list[float]) -> tuple[float, ...]:
+    """Fixed seconds and a rate for each kind of bytes, with the least relative errors and nothing negative."""
     y = np.array(seconds)
-    x = np.array(moved_bytes)
-    (fixed, per_byte), _ = nnls(np.stack([1 / y, x / y], 1), np.ones(len(y)))
-    return {"fixed_seconds": float(f"{fixed:.4g}"), "bytes_per_second": float(f"{1 / per_byte:.4g}")}
+    (fixed, *per_byte), _ = nnls(np.stack([1 / y, *(np.array(each) / y for each in moved_bytes)], 1), np.ones(len(y)))
+    return float(f"{fixed:.4g}"), *(float(f"{1 / each:.4g}") for each in per_byte)
 
 
 def dense_rate(record: dict[str, Any]) -> float:
@@ -157,15 +163,16 @@ def made(about: dict[str, Any]) -> dict[str, Any]:
     }
     for kind, name in record_of_kinds(about).items():
         mine = [key for key in timed if kind_of(key[0]) == kind]
-        scores = line([loads[key].index_bytes for key in mine], [timed[key]["scores"] for key in mine])
-        attention = line([loads[key].kv_bytes for key in mine], [timed[key]["attention"] for key in mine])
-        about_it = {
-            "selector": timed_as(selector_of(kind)),
-            "record": name,
-            "scores": scores,
-            "attention": attention,
-            "worst_layer_error": 0.0,
-        }
+        about_it: dict[str, Any] = {"selector": timed_as(selector_of(kind)), "record": name}
+        about_it["scores"] = line([loads[key].index_bytes for key in mine], [timed[key]["scores"] for key in mine])
+        read, took = [loads[key].kv_bytes for key in mine], [timed[key]["attention"] for key in mine]
+        if selector_of(kind).remainder is None:
+            about_it["attention"] = line(read, took)
+        else:
+            fixed, rate, unread_rate = fitted(took, read, [loads[key].unread_bytes for key in mine])
+            about_it["attention"] = {"fixed_seconds": fixed, "bytes_per_second": rate}
+            about_it["unread_bytes_per_second"] = unread_rate
+        about_it["worst_layer_error"] = 0.0
         entry["selectors"].append(about_it)
     errors = layer_errors(KernelTimes.from_table(entry), record, timed)
     for each in entry["selectors"]:

@@ -201,13 +201,22 @@ def layer_times() -> str:
         took.setdefault(units, {})[lengths, budget] = 1e6 * seconds["sparse layer"]
     rows = [
         [
-            units.replace("x", " x ") if units != "page_mean" else "`page_mean`, 16 tokens",
+            "`page_mean`, 16 tokens" if units == "page_mean" else _spelled(units),
             *(rounded_up(us[lengths, budget], 0) for lengths in LENGTHS for budget in LAYER_BUDGETS),
         ]
         for units, us in sorted(took.items(), key=lambda each: each[1]["mixed", LAYER_BUDGETS[0]])
     ]
     heads = [f"{budget:,}{'' if lengths == 'equal' else ', mixed'}" for lengths in LENGTHS for budget in LAYER_BUDGETS]
     return table(["pages", *heads], rows)
+
+
+def _spelled(units: str) -> str:
+    """
+    >>> _spelled("4x2+64")
+    '4 x 2, remainder of 64'
+    """
+    pages, _, group = units.replace("x", " x ").partition("+")
+    return f"{pages}, remainder of {group}" if group else pages
 
 
 TABLES = {"fine-rollouts": fine_rollouts, "layer-times": layer_times}

@@ -3,7 +3,7 @@ selector that was timed there. Arithmetic on kernel_times.json, which `python be
 
     scores      fixed + bytes of the index / rate
     choice      launch + what the request with the longest context takes beyond it, by its units and how many are wanted
-    attention   fixed + bytes of the K and V that are read / rate
+    attention   fixed + bytes of the K and V that are read / rate, and of those that a remainder sums up / another rate
 
 They were timed with 32 requests of 8 KV heads of 128 channels, so one program for each request and KV head: 256 of them
 work on a choice at the same time. More are taken to need as much longer as the mean context of the batch says. What is not
@@ -49,10 +49,15 @@ class SelectorTimes:
 
     scores: Linear
     attention: Linear
+    unread_bytes_per_second: float | None
+    """With a remainder: bytes of the K and V that it sums up in a second. It reads far fewer, the rows of its groups."""
     worst_layer_error: float
     """Largest |computed / timed - 1| over the layers that were timed as a whole."""
     record: str
     """The name of the record that they are of."""
+
+    def unread_seconds(self, unread_bytes: float) -> float:
+        return 0.0 if self.unread_bytes_per_second is None else unread_bytes / self.unread_bytes_per_second
 
 
 @dataclass(frozen=True)
@@ -85,6 +90,8 @@ class LayerLoad:
 
     index_bytes: float
     kv_bytes: float
+    unread_bytes: float
+    """Of K and V of the tokens that are left out."""
     longest_tokens: float
     longest_units: float
     """Of the longest context; 0 where that one is within its budget."""
@@ -120,7 +127,8 @@ class KernelTimes:
         if known is None:
             return None
         choice = self.choices.launch_seconds + self._beyond_launch(load, load.mean_share)
-        return known.scores.seconds(load.index_bytes) + choice, known.attention.seconds(load.kv_bytes)
+        attention = known.attention.seconds(load.kv_bytes) + known.unread_seconds(load.unread_bytes)
+        return known.scores.seconds(load.index_bytes) + choice, attention
 
     def added_seconds(self, selector: Selector, part: LayerLoad, batch_mix: LengthMix) -> float:
         """What a part of the batch's contexts adds to such a layer. All parts together and what a layer takes anyway (its
@@ -128,6 +136,7 @@ class KernelTimes:
         known = self.of(selector)
         assert known is not None, "the kernels were timed"
         moved = part.index_bytes / known.scores.bytes_per_second + part.kv_bytes / known.attention.bytes_per_second
+        moved += known.unread_seconds(part.unread_bytes)
         if part.longest_tokens < batch_mix.longest_tokens:
             return moved
         return moved + self._beyond_launch(part, batch_mix.mean_tokens / batch_mix.longest_tokens)
@@ -158,7 +167,11 @@ class KernelTimes:
             choices=Choices(choice["launch_seconds"], timed),
             selectors={
                 each["selector"]: SelectorTimes(
-                    Linear(**each["scores"]), Linear(**each["attention"]), each["worst_layer_error"], each["record"]
+                    Linear(**each["scores"]),
+                    Linear(**each["attention"]),
+                    each.get("unread_bytes_per_second"),
+                    each["worst_layer_error"],
+                    each["record"],
                 )
                 for each in table["selectors"]
             },
@@ -167,12 +180,13 @@ class KernelTimes:
 
 
 def timed_as(selector: Selector) -> str:
-    """The name under which a selector's kernels are timed: its kind, the tokens of a unit, and its bits. The tokens that
-    are always read cost the same under all of them. Selectors with a remainder are not in the file: see
-    benchmarks/kernel_times.py."""
-    bits = getattr(selector, "bits", None)
+    """The name under which a selector's kernels are timed: its kind, the tokens of a unit, its bits, and its remainder. The
+    tokens that are always read cost the same under all of them."""
+    bits, remainder = getattr(selector, "bits", None), selector.remainder
     name = f"{selector.kind} {selector.unit_tokens}" + (f", bits {bits}" if bits is not None else "")
-    return name if selector.remainder is None else f"{name}, remainder"
+    if remainder is None:
+        return name
+    return f"{name}, remainder of {remainder.group_tokens} in {remainder.values}"
 
 
 @cache

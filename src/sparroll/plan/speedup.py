@@ -354,7 +354,7 @@ def _with_kernels(decoder: _Decoder, mix: LengthMix) -> KernelSteps | None:
 
 
 _SLOW_REMAINDER = (
-    "; a remainder's kernels are far slower than that, up to several times as long as layers without one "
+    "; a remainder's kernels are far slower than that, and a layer takes about twice as long as one without or longer "
     "(docs/selectors.md), so do not believe these seconds"
 )
 

@@ -65,6 +65,7 @@ class StepReads:
         return LayerLoad(
             index_bytes=layer_bytes * (1 - dense_share) * scored,
             kv_bytes=layer_bytes * (dense_share * mix.mean_tokens + (1 - dense_share) * few),
+            unread_bytes=layer_bytes * (1 - dense_share) * (mix.mean_tokens - few),
             longest_tokens=mix.longest_tokens,
             longest_units=longest / unit if chooses else 0.0,
             wanted_units=schedule.kv_budget_tokens(longest) / unit,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sparroll.attention.selectors import PageMean, QuantizedMean, Quest
+from sparroll.attention.selectors import PageMean, QuantizedMean, Quest, Remainder
 from sparroll.calibrate.allocation.tradeoff import _Tried, trade_off, with_verification
 from sparroll.calibrate.allocation.wanted import Tradeoff, Wanted, selector_label
 from sparroll.calibrate.bounds import BlindSpots
@@ -96,10 +96,12 @@ def test_the_step_times_of_the_parts_add_up_to_those_of_the_plan(swept) -> None:
         assert [each.kl for each in shown] == sorted((each.kl for each in shown), reverse=True)
 
 
-def test_what_budgets_add_to_a_step_adds_up_to_the_plan_with_every_kind_of_time(swept, grouped) -> None:
+def test_what_budgets_add_to_a_step_adds_up_to_the_plan_with_every_kind_of_time(swept, grouped, tmp_path) -> None:
+    selector = QuantizedMean(4, 16, 64, bits=2, remainder=Remainder(64, "fp8"))
+    summing = sweep(study(), out=tmp_path, budgets=GRID[1:], selector=selector, dense_layers=(0,))
     fitted = TimeModel(1e-3, 0.0, 1e12, 0.0, 0.0, 8)
     for machine in (MACHINE, replace(MACHINE, time_model=fitted), replace(MACHINE, kernels=kernel_times_of("H200"))):
-        for found in (swept, grouped):
+        for found in (swept, grouped, summing):
             tried = _Tried(found, machine, Wanted("kl", 0.6, **LEAST))
             front = tried.front()
             for place in range(0, len(front), 7):

@@ -49,15 +49,17 @@ def test_what_is_shipped_is_what_the_script_makes_of_the_records(script: ModuleT
 
 
 def test_a_sparse_layer_takes_what_it_took_on_the_gpu(script: ModuleType, h200: KernelTimes) -> None:
-    """Within 6 % over 36 layers of six selectors, with equal and mixed contexts, and mostly within 2.5 %; but one layer of
-    pages, whose own kernels took less beside it, within 9 %."""
+    """Within 8.2 % over 46 layers of eight selectors, with equal and mixed contexts, and mostly within 1.5 %. Two layers of
+    2 tokens in 1 bit, which were timed with a slower choice of 2,048 units, took up to 12.3 % more."""
     errors = script.layer_errors(h200, *script.timed_layers(script.GPUS[0]))
-    assert len(errors) == 6 * 6 and {key[1] for key in errors} == {512, 1024, 4096}
-    *others, largest = sorted(abs(error) for error in errors.values())
-    assert others[-1] < 0.06 and largest < 0.09
-    assert sorted(abs(error) for error in errors.values())[18] < 0.025
-    low_bits = [QuantizedMean(tokens, 16, 32, bits=bits) for tokens, bits in ((4, 2), (2, 1), (1, 1))]
-    for selector in (PageMean(), FINE, FINER, *low_bits):
+    assert len(errors) == 8 * 6 and {key[1] for key in errors} == {512, 1024, 4096}
+    older = [errors.pop((f"2x1 {lengths}", 4096)) for lengths in ("equal", "mixed")]
+    assert all(-0.123 < error < -0.1 for error in older)
+    by_size = sorted(abs(error) for error in errors.values())
+    assert by_size[-1] < 0.082 and by_size[24] < 0.015
+    low_bits = [QuantizedMean(tokens, 16, 32, bits=bits) for tokens, bits in ((4, 2), (1, 1))]
+    summing = [replace(each, recent_tokens=64, remainder=Remainder(64, "fp8")) for each in (FINER, low_bits[0])]
+    for selector in (PageMean(), FINE, FINER, *low_bits, *summing):
         known = h200.of(selector)
         assert known is not None
         of_it = [
@@ -66,17 +68,25 @@ def test_a_sparse_layer_takes_what_it_took_on_the_gpu(script: ModuleType, h200: 
         assert len(of_it) == 6 and max(of_it) == pytest.approx(known.worst_layer_error, rel=0.05)
 
 
-def test_a_further_record_adds_only_the_units_that_the_first_one_lacks(script: ModuleType) -> None:
+def test_a_further_record_adds_only_the_units_that_those_before_it_lack(script: ModuleType) -> None:
     about = script.GPUS[0]
-    first, further = (records.read(RECORDS / f"{name}.json")["results"]["rows"] for name in about["kernels"])
-    both = {row["units"] for row in first} & {row["units"] for row in further}
-    assert both == {f"{units} {lengths}" for units in ("4x4", "2x2") for lengths in ("equal", "mixed")}
+    first, second, third = (records.read(RECORDS / f"{name}.json")["results"]["rows"] for name in about["kernels"])
+    assert {row["units"] for row in first} & {row["units"] for row in second} & {row["units"] for row in third} == {
+        f"{units} {lengths}" for units in ("4x4", "2x2") for lengths in ("equal", "mixed")
+    }
     _, timed = script.timed_layers(about)
     took = {(row["units"], row["kv_budget_tokens"], row["kernel"]): 1e-6 * row["graph_us"] for row in first}
     assert timed["4x4 equal", 512]["scores"] == took["4x4 equal", 512, "scores"]
     of_kinds = script.record_of_kinds(about)
-    assert list(of_kinds) == ["4x4", "2x2", "4x2", "2x1", "1x1", "page_mean"]
-    assert (of_kinds["2x2"], of_kinds["page_mean"]) == tuple(about["kernels"])
+    assert list(of_kinds) == ["4x4", "2x2", "4x2", "4x2+64", "2x2+64", "2x1", "1x1", "page_mean"]
+    assert (of_kinds["2x2"], of_kinds["2x1"], of_kinds["page_mean"]) == tuple(about["kernels"])
+
+
+def test_a_remainder_whose_kernels_read_the_index_twice_is_none_of_today(script: ModuleType) -> None:
+    about = script.GPUS[0]
+    older = records.read(RECORDS / f"{about['kernels'][2]}.json")["results"]["rows"]
+    assert any(row["units"] == "4x4+64 equal" for row in older)
+    assert "4x4+64" not in script.record_of_kinds(about)
 
 
 def test_records_of_other_requests_are_not_put_together(script: ModuleType, tmp_path: Path, monkeypatch) -> None:
@@ -125,26 +135,51 @@ def test_whole_decode_steps_take_the_kernels_and_about_a_millisecond_more() -> N
 
 
 def test_small_pages_cost_time_at_the_same_budget() -> None:
-    """6 us a layer with 4 tokens in 4 bits and 17 with 2 in 2, as recorded; by their bytes alone 2 and 3."""
+    """2 us a layer with 4 tokens in 4 bits and 13 with 2 in 2, as in the record that has all three; by their bytes alone 2
+    and 3."""
     steps = {}
     for selector in (PageMean(), FINE, FINER):
         found = plan("Qwen3-1.7B", Schedule.fixed(1024, selector, dense_layers=()), **AT_30K)
         assert found.kernels is not None and found.kernels.sparse.bound == "kernels"
         steps[timed_as(selector)] = found.kernels.sparse.seconds / 28, found.sparse.seconds / 28
     means, four, two = steps.values()
-    assert four[0] - means[0] == pytest.approx(5.9e-6, rel=0.15)
-    assert two[0] - means[0] == pytest.approx(16.7e-6, rel=0.15)
+    rows = records.read(RECORDS / "fine-kernels-engines-h200.json")["results"]["rows"]
+    took = {
+        row["units"]: 1e-6 * row["graph_us"]
+        for row in rows
+        if (row["kernel"], row["kv_budget_tokens"]) == ("sparse layer", 1024)
+    }
+    for units, layer in (("4x4", four), ("2x2", two)):
+        more = took[f"{units} equal"] - took["page_mean equal"]
+        assert layer[0] - means[0] == pytest.approx(more, abs=1.5e-6)
     assert abs(four[1] - means[1]) < 3e-6 and abs(two[1] - means[1]) < 4e-6
 
 
+def test_a_remainder_makes_a_layer_nearly_twice_as_long_as_in_the_record() -> None:
+    """Of 4 tokens in 2 bits and 1,024 tokens of 30,000: 1.8 times. By its bytes alone it would take 12 % longer."""
+    bare = QuantizedMean(4, 16, 64, bits=2)
+    without, summing = (
+        plan("Qwen3-1.7B", Schedule.fixed(1024, selector, dense_layers=()), **AT_30K)
+        for selector in (bare, replace(bare, remainder=Remainder(64, "fp8")))
+    )
+    assert without.kernels is not None and summing.kernels is not None
+    layers = [
+        each.sparse.kv_seconds + each.sparse.index_seconds
+        for found in (summing, without)
+        for each in (found.kernels, found)
+    ]
+    assert layers[0] / layers[2] == pytest.approx(1.8, abs=0.05)
+    assert layers[1] / layers[3] < 1.12
+
+
 def test_half_the_bits_spare_what_their_scores_spare() -> None:
-    """13 us a layer of 32 requests with 512 tokens of 30,000, as recorded."""
+    """15 us a layer of 32 requests with 512 tokens of 30,000, as recorded."""
     four, two = (
         plan("Qwen3-1.7B", Schedule.fixed(512, QuantizedMean(4, 16, 32, bits=bits), dense_layers=()), **AT_30K).kernels
         for bits in (4, 2)
     )
     assert four is not None and two is not None
-    assert (four.sparse.seconds - two.sparse.seconds) / 28 == pytest.approx(13.1e-6, rel=0.1)
+    assert (four.sparse.seconds - two.sparse.seconds) / 28 == pytest.approx(14.9e-6, rel=0.1)
 
 
 def test_a_line_and_a_choice_by_hand() -> None:
@@ -168,12 +203,17 @@ def test_a_layer_by_hand_and_what_more_programs_than_fit_at_a_time_take() -> Non
                        "timed": [{"units": 100, "timed": [{"wanted_units": 10, "seconds": 5e-6}]}]},
             "selectors": [{"selector": "page_mean 16", "record": "r", "worst_layer_error": 0.1,
                            "scores": {"fixed_seconds": 2e-6, "bytes_per_second": 1e12},
-                           "attention": {"fixed_seconds": 3e-6, "bytes_per_second": 2e12}}],
+                           "attention": {"fixed_seconds": 3e-6, "bytes_per_second": 2e12}},
+                          {"selector": "page_mean 16, remainder of 16 in bf16", "record": "r", "worst_layer_error": 0.1,
+                           "scores": {"fixed_seconds": 2e-6, "bytes_per_second": 1e12},
+                           "attention": {"fixed_seconds": 3e-6, "bytes_per_second": 2e12},
+                           "unread_bytes_per_second": 3e12}],
         }
     )  # fmt: skip
     load = LayerLoad(
         index_bytes=4e6,
         kv_bytes=2e6,
+        unread_bytes=6e6,
         longest_tokens=1600,
         longest_units=100,
         wanted_units=10,
@@ -185,6 +225,10 @@ def test_a_layer_by_hand_and_what_more_programs_than_fit_at_a_time_take() -> Non
     many = replace(load, programs=400, mean_share=0.5)
     assert times.layer(PageMean(), many) == pytest.approx((2e-6 + 4e-6 + 1e-6 + 2 * 4e-6, 4e-6))
     assert times.layer(FINE, load) is None
+    # What is not read counts where it is summed up, here for 2 us.
+    summing = PageMean(remainder=Remainder(16))
+    assert times.layer(summing, load) == pytest.approx((2e-6 + 4e-6 + 5e-6, 3e-6 + 1e-6 + 2e-6))
+    assert times.layer(PageMean(remainder=Remainder(32)), load) is None
 
 
 def test_a_plan_has_the_kernels_beside_its_roofline_and_says_where_none_were_timed() -> None:
@@ -203,7 +247,7 @@ def test_a_plan_has_the_kernels_beside_its_roofline_and_says_where_none_were_tim
             f"no kernels of {timed_as(selector)} were timed on H200: its sparse layers count by"
             in found.assumptions[-1]
         )
-    summing = replace(FINE, recent_tokens=64, remainder=Remainder(64, "fp8"))
+    summing = replace(FINE, recent_tokens=64, remainder=Remainder(64, "bf16"))
     for hardware in ("H200", "A100"):
         found = plan("Qwen3-1.7B", Schedule.fixed(1024, summing), **AT_30K | {"hardware": hardware})
         assert found.assumptions[-1].endswith("so do not believe these seconds")
