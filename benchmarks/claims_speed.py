@@ -117,9 +117,11 @@ def dense_requests() -> Figures:
 
 
 def two_gpus() -> Figures:
-    found = results("vllm-two-gpus-h200", "vllm-acceptance")
+    record = records.read(RESULTS / "vllm-two-gpus-h200.json", "vllm-acceptance")
+    found = record["results"]
     sparse, dense = found["two GPUs, sparse"], found["two GPUs, dense"]
     return {
+        "head_dim": str(record["config"]["head_dim"]),
         "sparse": bare(up(sparse["engine"], 3)),
         "sparse_transformers": bare(up(sparse["transformers"], 3)),
         "dense": bare(up(dense["engine"], 3)),
@@ -265,9 +267,9 @@ PAGES: Mapping[str, Claims] = {
         "{fp16_transformers}; with the V1 runner {v1} and {v1_transformers} over 200 steps.": acceptance,
         "log-probabilities differ by {mean} up to where the others part.": against_stock,
         "Sleep gives back {back} GiB of {of}.": sleep,
-        "5,000 sampled tokens are off by {sparse} (transformers in bf16: {sparse_transformers}), dense ones by {dense} "
-        "({dense_transformers}). Both workers count the same, and greedy rollouts differ from one GPU's by {one} up "
-        "to": two_gpus,
+        "each with half of the heads (of size {head_dim}), 5,000 sampled tokens are off by {sparse} (transformers in bf16: "
+        "{sparse_transformers}), dense ones by {dense} ({dense_transformers}). Both workers count the same, and greedy "
+        "rollouts differ from one GPU's by {one} up to": two_gpus,
         "Under load, {requests} requests in six rounds took {steps} steps and {preemptions} preemptions.": load,
         "the device's memory grew by {growth} KiB after the second round. Rollouts that were preempted are off by "
         "{preempted} instead of {others}": load,

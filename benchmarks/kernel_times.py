@@ -149,6 +149,7 @@ def made(about: dict[str, Any]) -> dict[str, Any]:
         "gpu": about["gpu"],
         "names": about["names"],
         "records": [about["choices"], about["steps"]],
+        "gqa_ratio": config["group"],
         "copy_bytes_per_second": float(f"{record['results']['copy_bytes_per_second']:.4g}"),
         "dense_bytes_per_second": dense_rate(steps),
         "choice": {

@@ -10,7 +10,8 @@ A line is {"key": [...], "value": ...}; of lines with the same key the last one 
     seconds, NAME, SET, PLACE      seconds of a step at a moment, once per repeat
     skipped, NAME, SET, PLACE      why an engine could not hold a moment
     rest, BATCH                    seconds of a dense step of so many requests with hardly any context
-    one_token                      seconds of a dense step of one request with one token of context
+    one_token, before | after      seconds of a dense step of one request with one token of context, before and after the
+                                   dense engine's moments
     bandwidth                      bytes per second of a large copy
     whole, NAME                    a whole run
     profile, SET                   kernels of a step, where a target was missed

@@ -42,7 +42,7 @@ def result(options: argparse.Namespace, found: Measured, request_set: str) -> di
         **compared(options, found, ours, request_set),
         **(of_fine(options, found, request_set) if ours == "fine" else of_fit(options, found, request_set)),
         "attainable_definition": step_bytes.ATTAINABLE_DEFINITION,
-        "one_token_seconds": found.get("one_token"),
+        "one_token_seconds": one_token_seconds(found),
         "weight_bytes": step_bytes.weight_bytes(options.model),
         "copy_bytes_per_second": found.get("bandwidth"),
         **{f"{name}_capacity_tokens": found.get("engine", name)["capacity_tokens"] for name in options.engines},
@@ -108,9 +108,14 @@ def best_steps(options: argparse.Namespace, found: Measured, engine: str, window
     """Attainable seconds of a step at each moment."""
     bandwidth = found.get("bandwidth")
     return [
-        step_bytes.attainable_seconds(min(found.get("one_token")), options.model, moved, bandwidth)
+        step_bytes.attainable_seconds(min(one_token_seconds(found)), options.model, moved, bandwidth)
         for moved in cache_bytes(options, engine, windows)
     ]
+
+
+def one_token_seconds(found: Measured) -> list[float]:
+    """Of dense steps of one request with one token of context."""
+    return [seconds for when in ("before", "after") for seconds in found.get("one_token", when) or []]
 
 
 def cache_bytes(options: argparse.Namespace, engine: str, windows: Windows) -> list[float]:

@@ -375,6 +375,20 @@ def test_a_killed_call_leaves_a_record_and_goes_on_with_the_engine_that_is_missi
     )
 
 
+def test_a_call_that_was_cut_before_the_last_step_of_one_token_times_only_that(
+    rollout: ModuleType, tmp_path: Path
+) -> None:
+    whole = call(rollout, tmp_path, "whole") / "rollout-qwen3-1.7b-fine.jsonl"
+    cut = [line for line in whole.read_text().splitlines(keepends=True) if '["one_token", "after"]' not in line]
+    progress = tmp_path / "cut.jsonl"
+    progress.write_text("".join(cut))
+    FormulaEngine.started.clear()
+    found = result_of(call(rollout, tmp_path, "rest", "--continue-from", str(progress)), "long-fine")
+    assert FormulaEngine.started == ["dense"] and found["one_token_seconds"] == [2e-3] * 6
+    times = (tmp_path / "rest" / "rollout-qwen3-1.7b-fine.jsonl").read_text()
+    assert times.count('["one_token", ') == 2
+
+
 def test_progress_of_another_measurement_is_refused(rollout: ModuleType, tmp_path: Path) -> None:
     progress = str(call(rollout, tmp_path, "one") / "rollout-qwen3-1.7b-fine.jsonl")
     with pytest.raises(SystemExit, match="holds another measurement: it differs in steps"):

@@ -53,6 +53,14 @@ def reports(llm: Any) -> list[EngineReport]:
     return [EngineReport.from_table(table) for table in llm.collective_rpc("sparroll_report")]
 
 
+def sockets_of(queues: list[Any]) -> list[Any]:
+    """What vLLM's message queues send and receive by."""
+    import zmq
+
+    parts = [part for queue in queues for part in (queue, queue._spin_condition)]
+    return [held for part in parts for held in vars(part).values() if isinstance(held, zmq.Socket)]
+
+
 def heads_and_process(worker: Any) -> tuple[int, int, int]:
     """KV heads of a sparse layer and of its index in this worker, and which process it is."""
     attention = worker.get_model().model.layers[2].self_attn.attn
@@ -120,9 +128,14 @@ def test_two_workers_are_the_oracle_count_the_same_switch_and_close() -> None:
         assert [r.response_ids for r in sampled[0]] == [r.response_ids for r in sampled[1]]
         with pytest.raises(UserError, match="weights cannot be loaded into 2 processes"):
             vllm.load_weights(hf.model, 1)
+        executor = vllm.llm.llm_engine.engine_core.engine_core.model_executor
+        sockets = sockets_of([executor.rpc_broadcast_mq, *executor.response_mqs])
+        del executor
     finally:
         vllm.close()
     assert not multiprocessing.active_children()
+    # One queue to both workers, and one from each.
+    assert len(sockets) == 2 + 2 * 4 and all(socket.closed for socket in sockets)
 
 
 def test_an_engine_whose_workers_died_can_be_closed() -> None:
@@ -139,23 +152,18 @@ def test_an_engine_whose_workers_died_can_be_closed() -> None:
 
 def test_sockets_to_workers_are_closed_with_their_queue_and_not_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise zmq's context may wait for them for ever. As in 0.26, vLLM itself closes none here."""
-    import zmq
     from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
 
     monkeypatch.setattr(MessageQueue, "_close_zmq_on_collect", lambda queue, context: None, raising=False)
-    queues = [MessageQueue(1, 1) for _ in range(2)]
-    sockets = [
-        held
-        for queue in queues
-        for part in (queue, queue._spin_condition)
-        for held in vars(part).values()
-        if isinstance(held, zmq.Socket)
-    ]
+    written = MessageQueue(1, 1, max_chunk_bytes=4096)
+    queues = [written, MessageQueue.create_from_handle(written.export_handle(), 0)]
+    sockets = sockets_of(queues)
     executor = SimpleNamespace(rpc_broadcast_mq=queues[0], response_mqs=[queues[1]])
     core = SimpleNamespace(engine_core=SimpleNamespace(model_executor=executor))
     launch._close_sockets_with_their_queues(SimpleNamespace(llm_engine=SimpleNamespace(engine_core=core)))
-    # Two of a queue that is written to: for its messages, and to wake those that read.
-    assert len(sockets) == 4 and not any(socket.closed for socket in sockets)
-    del queues, executor, core
+    # Two of the end that writes, for messages and to wake those that read; four of the one that reads, two of them to end a
+    # wait.
+    assert len(sockets) == 2 + 4 and not any(socket.closed for socket in sockets)
+    del queues, written, executor, core
     gc.collect()
     assert all(socket.closed for socket in sockets)

@@ -68,7 +68,7 @@ class Machine:
         kernels = self.kernels
         if kernels is None or len(selectors) < 2:
             return self
-        untimed = [selector_label(each) for each in selectors if kernels.of(each) is None]
+        untimed = [selector_label(each) for each in selectors if kernels.of(each, self.shape.gqa_ratio) is None]
         return replace(self, kernels=None, untimed=", ".join(untimed)) if untimed else self
 
     def plan(self, schedule: Schedule, drafted_per_kept: float | None = None) -> Plan:
@@ -96,7 +96,7 @@ class Machine:
                 f"times: {why} are predicted by their bytes alone, at peak rates; that favours small pages, whose choice "
                 "takes longer"
             )
-        return f"times: {kernels_said(self.hardware.name, selector, self.kernels)}"
+        return f"times: {kernels_said(self.hardware.name, selector, self.shape.gqa_ratio, self.kernels)}"
 
 
 @dataclass(frozen=True)

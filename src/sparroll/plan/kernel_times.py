@@ -3,7 +3,11 @@ selector that was timed there. Arithmetic on kernel_times.json, which `python be
 
     scores      fixed + bytes of the index / rate
     choice      launch + what the request with the longest context takes beyond it, by its units and how many are wanted
-    attention   fixed + bytes of the K and V that are read / rate, and of those that a remainder sums up / another rate
+    attention   fixed + bytes of the K and V that are read / rate
+
+With a remainder attention also takes bytes of the K and V that are not read / a rate of their own: the rows of their groups
+are read instead, and their number grows with them. It is estimated for each query head, so such times hold for the number of
+query heads that a KV head had when they were taken, and for no other.
 
 They were timed with 32 requests of 8 KV heads of 128 channels, so one program for each request and KV head: 256 of them
 work on a choice at the same time. More are taken to need as much longer as the mean context of the batch says. What is not
@@ -50,7 +54,7 @@ class SelectorTimes:
     scores: Linear
     attention: Linear
     unread_bytes_per_second: float | None
-    """With a remainder: bytes of the K and V that it sums up in a second. It reads far fewer, the rows of its groups."""
+    """With a remainder: bytes of the K and V that are not read, for which it reads the rows of groups."""
     worst_layer_error: float
     """Largest |computed / timed - 1| over the layers that were timed as a whole."""
     record: str
@@ -91,7 +95,7 @@ class LayerLoad:
     index_bytes: float
     kv_bytes: float
     unread_bytes: float
-    """Of K and V of the tokens that are left out."""
+    """Of K and V of the tokens that are not read."""
     longest_tokens: float
     longest_units: float
     """Of the longest context; 0 where that one is within its budget."""
@@ -101,6 +105,8 @@ class LayerLoad:
     """Requests x KV heads."""
     mean_share: float
     """The mean context of the batch / the longest one."""
+    gqa_ratio: float
+    """Query heads per KV head."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +122,8 @@ class KernelTimes:
     """What the dense layers of whole decode steps read K and V at."""
     programs: int
     """Of a timed choice, all of which work at the same time."""
+    gqa_ratio: float
+    """Query heads per KV head of what was timed."""
     choices: Choices
     selectors: dict[str, SelectorTimes]
     records: tuple[str, ...]
@@ -123,7 +131,7 @@ class KernelTimes:
 
     def layer(self, selector: Selector, load: LayerLoad) -> tuple[float, float] | None:
         """(seconds of scores and choice, seconds of attention) of a sparse layer; None where the selector was not timed."""
-        known = self.of(selector)
+        known = self.of(selector, load.gqa_ratio)
         if known is None:
             return None
         choice = self.choices.launch_seconds + self._beyond_launch(load, load.mean_share)
@@ -133,7 +141,7 @@ class KernelTimes:
     def added_seconds(self, selector: Selector, part: LayerLoad, batch_mix: LengthMix) -> float:
         """What a part of the batch's contexts adds to such a layer. All parts together and what a layer takes anyway (its
         three kernels started) are `layer`. part: with the contexts' weights in the whole batch."""
-        known = self.of(selector)
+        known = self.of(selector, part.gqa_ratio)
         assert known is not None, "the kernels were timed"
         moved = part.index_bytes / known.scores.bytes_per_second + part.kv_bytes / known.attention.bytes_per_second
         moved += known.unread_seconds(part.unread_bytes)
@@ -146,8 +154,10 @@ class KernelTimes:
         waves = max(1.0, load.programs / self.programs * mean_share)
         return waves * (self.choices.seconds(load.longest_units, load.wanted_units) - self.choices.launch_seconds)
 
-    def of(self, selector: Selector) -> SelectorTimes | None:
-        """What is known of a selector; None where it was not timed."""
+    def of(self, selector: Selector, gqa_ratio: float) -> SelectorTimes | None:
+        """What is known of a selector in a model with so many query heads per KV head; None where it was not timed."""
+        if selector.remainder is not None and gqa_ratio != self.gqa_ratio:
+            return None
         return self.selectors.get(timed_as(selector))
 
     @staticmethod
@@ -164,6 +174,7 @@ class KernelTimes:
             copy_bytes_per_second=table["copy_bytes_per_second"],
             dense_bytes_per_second=table["dense_bytes_per_second"],
             programs=choice["programs"],
+            gqa_ratio=table["gqa_ratio"],
             choices=Choices(choice["launch_seconds"], timed),
             selectors={
                 each["selector"]: SelectorTimes(

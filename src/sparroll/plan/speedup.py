@@ -186,8 +186,8 @@ class _Decoder:
         cache_bandwidth = bandwidth if self.kernels is None else self.kernels.dense_bytes_per_second
         kv_seconds, index_seconds = kv_bytes / cache_bandwidth, index_bytes / cache_bandwidth
         bound: Bound = "memory"
-        if sparse and self.kernels is not None and self.kernels.of(self.reads.schedule.selector) is not None:
-            kv_seconds, index_seconds = self._kernel_seconds(self.kernels, mix, dense_share)
+        if sparse and self.timed_kernels is not None:
+            kv_seconds, index_seconds = self._kernel_seconds(self.timed_kernels, mix, dense_share)
             bound = "kernels"
         memory = weight_seconds + kv_seconds + index_seconds
         # Q.K and A.V: 4 FLOPs per query head, channel and attended token. Scoring: 2 per query head and index number.
@@ -208,6 +208,12 @@ class _Decoder:
             bound=bound,
             tokens_per_second=batch / seconds,
         )
+
+    @property
+    def timed_kernels(self) -> KernelTimes | None:
+        """The kernels that steps are predicted with; None where those of the selector are not among them."""
+        selector, gqa_ratio = self.reads.schedule.selector, self.reads.shape.gqa_ratio
+        return None if self.kernels is None or self.kernels.of(selector, gqa_ratio) is None else self.kernels
 
     def _kernel_seconds(self, kernels: KernelTimes, mix: LengthMix, dense_share: float) -> tuple[float, float]:
         """(seconds of all attention, seconds of scores and choice) with the kernels of the selector."""
@@ -335,7 +341,11 @@ def plan(
             *([f"the schedule is {reads.schedule.caveat}"] if reads.schedule.caveat else ()),
             *_beyond_memory(device, size, weight_bytes, size * kv_bytes * mix.mean_tokens),
             *_assumptions(element_bytes, memory_share, reserved_bytes, batch, time_model, kernels is not None),
-            *([] if time_model is not None else [kernels_said(device.name, reads.schedule.selector, kernels)]),
+            *(
+                []
+                if time_model is not None
+                else [kernels_said(device.name, reads.schedule.selector, shape.gqa_ratio, kernels)]
+            ),
             *_said_of(verified),
         ),
         verified=verified,
@@ -346,28 +356,28 @@ def plan(
 
 def _with_kernels(decoder: _Decoder, mix: LengthMix) -> KernelSteps | None:
     """The steps with the kernels as they were timed on this GPU; None where they were not."""
-    known = kernel_times_of(decoder.device.name)
-    if known is None or known.of(decoder.reads.schedule.selector) is None:
+    with_them = dataclasses.replace(decoder, kernels=kernel_times_of(decoder.device.name))
+    if with_them.timed_kernels is None:
         return None
-    with_them = dataclasses.replace(decoder, kernels=known)
     return KernelSteps(with_them.step(mix, sparse=False), with_them.step(mix, sparse=True))
 
 
 _SLOW_REMAINDER = (
-    "; a remainder's kernels are far slower than that, and a layer takes about twice as long as one without or longer "
-    "(docs/selectors.md), so do not believe these seconds"
+    "; a layer with a remainder takes far longer, up to twice as long as one without where its kernels weigh groups while "
+    "they score, and several times as long where they do not (docs/selectors.md), so do not believe these seconds"
 )
 
 
-def kernels_said(gpu: str, selector: Selector, used: KernelTimes | None = None) -> str:
-    """What a prediction has for the kernels of a selector. used: those that its steps were predicted with; None: by bytes,
-    with the kernels that are known beside it."""
+def kernels_said(gpu: str, selector: Selector, gqa_ratio: float, used: KernelTimes | None = None) -> str:
+    """What a prediction has for the kernels of a selector in a model with so many query heads per KV head. used: those that
+    its steps were predicted with; None: by bytes, with the kernels that are known beside it."""
     known, name = used or kernel_times_of(gpu), timed_as(selector)
     slow = "" if selector.remainder is None else _SLOW_REMAINDER
     if known is None:
         return f"no kernels were timed on {gpu}: sparse layers count by their bytes alone{slow}"
-    times = known.of(selector)
+    times = known.of(selector, gqa_ratio)
     if times is None:
+        name += f" with {gqa_ratio:g} query heads per KV head" if name in known.selectors else ""
         at = "the rate of dense layers" if used is not None else "the device's peak rate"
         return (
             f"no kernels of {name} were timed on {gpu}: its sparse layers count by their bytes alone, at {at}, and it has "

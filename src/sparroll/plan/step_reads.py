@@ -71,6 +71,7 @@ class StepReads:
             wanted_units=schedule.kv_budget_tokens(longest) / unit,
             programs=batch * self.shape.kv_heads,
             mean_share=mix.mean_tokens / mix.longest_tokens,
+            gqa_ratio=self.shape.gqa_ratio,
         )
 
     def selecting_layers(self, mix: LengthMix) -> int:

@@ -208,7 +208,7 @@ class _Tried:
             part = LengthMix(mix.text, mix.tokens[inside], mix.weights[inside])
             budget = Schedule.fixed(each.budget(kv_budget_tokens, selector.unit_tokens), selector, dense_layers=())
             reads = StepReads(self.machine.shape, budget, element_bytes=2)
-            if len(part.tokens) and kernels is not None and kernels.of(selector) is not None:
+            if len(part.tokens) and kernels is not None and kernels.of(selector, reads.shape.gqa_ratio):
                 total += layers * kernels.added_seconds(selector, reads.load(budget, part, self.batch), mix)
             elif len(part.tokens):
                 tokens = sum(reads.layer_sums(part)) * layers / self.machine.shape.layers

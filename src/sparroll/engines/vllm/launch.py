@@ -94,12 +94,18 @@ def start(model: str, arguments: dict[str, Any]) -> Any:
 
     try:
         llm = vllm.LLM(model=model, **arguments)
-        _close_sockets_with_their_queues(llm)
+        if _has_processes(llm):
+            _close_sockets_with_their_queues(llm)
         return llm
     except ValueError as error:
         raise _user_error(error, arguments.get("kv_cache_memory_bytes")) from None
     finally:
         torch.set_num_threads = set_threads
+
+
+def _has_processes(llm: Any) -> bool:
+    """Whether workers run in processes of their own."""
+    return bool(llm.llm_engine.vllm_config.parallel_config.distributed_executor_backend == "mp")
 
 
 def _close_sockets_with_their_queues(llm: Any) -> None:
@@ -108,8 +114,7 @@ def _close_sockets_with_their_queues(llm: Any) -> None:
     import zmq
 
     executor = llm.llm_engine.engine_core.engine_core.model_executor
-    queues = getattr(executor, "rpc_broadcast_mq", None), *getattr(executor, "response_mqs", ())
-    for queue in filter(None, queues):
+    for queue in filter(None, (executor.rpc_broadcast_mq, *executor.response_mqs)):
         holders = filter(None, (queue, getattr(queue, "_spin_condition", None)))
         sockets = [held for holder in holders for held in vars(holder).values() if isinstance(held, zmq.Socket)]
         # At the end of the process vLLM still sends by these sockets.
@@ -124,7 +129,7 @@ def _close(sockets: list[Any]) -> None:
 def stop(llm: Any) -> None:
     """Shut vLLM down. Its memory is free once the last reference is gone and `release` was called."""
     # Workers in separate processes take their hooks with them, and may already be dead.
-    if llm.llm_engine.vllm_config.parallel_config.distributed_executor_backend != "mp":
+    if not _has_processes(llm):
         llm.apply_model(_forget)
     llm.llm_engine.engine_core.shutdown()
 
