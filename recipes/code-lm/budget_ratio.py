@@ -130,6 +130,11 @@ class RatioCurve:
     """Of the bin's mean context, rising."""
     ratios: tuple[float, ...]
 
+    @property
+    def measured_up_to(self) -> float:
+        """The largest share that was measured; beyond it the ratio lies on a line to 1 at the whole context."""
+        return self.shares[-2]
+
     def at(self, share: float) -> float:
         """Linear in log(share). Below what was measured it is the ratio of the smallest share."""
         return float(np.interp(math.log(share), np.log(self.shares), self.ratios))
@@ -163,6 +168,11 @@ class SmallestRatio:
                     found.append(tuple(curves))
         assert found, f"no model has a ratio of {rule}"
         return SmallestRatio(tuple(found))
+
+    @property
+    def measured_up_to(self) -> float:
+        """The share of the longest contexts up to which all models were measured."""
+        return min(of[-1].measured_up_to for of in self.models)
 
     def at(self, context_tokens: int, published_budget: int) -> float:
         def curve(of: tuple[RatioCurve, ...]) -> RatioCurve:

@@ -133,16 +133,16 @@ def grid(longest_tokens: int, remainder: bool = False) -> list[Cell]:
     layers = [*layered((0,)), *layered(())]
     two_wide, wide = layered((), "first-two-4"), layered((0,), "first-4")
     very_wide, less_wide = layered((), "first-8-4"), layered((0,), "first-2")
-    fewer_bits = [Rule("quantized_mean", *each, (), "first-two-4") for each in HALF_THE_BYTES]
+    half_bytes, *fewer_bits = (Rule("quantized_mean", *each, (), "first-two-4") for each in HALF_THE_BYTES)
     shapes = [dataclasses.replace(rule, shape=shape) for rule in (PUBLISHED, four) for shape in HALVES]
-    rules = [(rule, BUDGETS) for rule in (PUBLISHED, four, two, *two_wide[:2], *wide[:2], *very_wide[:1])]
+    rules = [(rule, BUDGETS) for rule in (PUBLISHED, four, two, *two_wide[:2], half_bytes, *wide[:2], *very_wide[:1])]
     if remainder:
         rules += [(summed(rule), BUDGETS) for rule in (four, two, *two_wide[:2], *wide[:2])]
     rules += [
         (rule, FEW_BUDGETS) for rule in (*layers, *two_wide[2:], *fewer_bits, *wide[2:], *less_wide, *very_wide[1:])
     ]
     if remainder:
-        rules += [(summed(rule), FEW_BUDGETS) for rule in (*fewer_bits, *layers)]
+        rules += [(summed(rule), FEW_BUDGETS) for rule in (half_bytes, *fewer_bits, *layers)]
     rules += [(rule, FEW_BUDGETS) for rule in shapes]
     rules += [(rule, BUDGETS) for rule in (*fine, Rule("oracle_token", 1), Rule("quest", 16))]
     rules += [(rule, FEW_BUDGETS) for rule in (*others, Rule("oracle_page", 16))]

@@ -6,7 +6,9 @@
 A ratio depends on how much of a context is read. It is measured in a bin of lengths up to an octave in which both rules
 have one budget, and a step of a published schedule is such a bin; a longer one is cut into octaves. Its budget is divided
 by the smallest ratio of all models and statistics at the share that it is of the mean context. So the tail is meant to be
-that of the published rule over each step, not at each of its lengths. Budgets never fall with the context.
+that of the published rule over each step, not at each of its lengths. Budgets never fall with the context. At larger shares
+than were measured the ratio lies on a line to 1 at the whole context, which may promise too much: the file says up to which
+share all models were measured.
 
 The ratios come from small models, not from those that the presets are for. So each file says that it is scaled and to be
 calibrated on the real model, where `sparroll schedule show` and `sparroll plan` repeat it.
@@ -139,7 +141,9 @@ def from_records(
         for result in results.values()
     ]
     selector, dense_layers = make_selector(cell["selector"]), tuple(cell["dense_layers"])
-    return selector, dense_layers, SmallestRatio.of(rows, rule), source, cell["layer_budgets"]
+    ratio = SmallestRatio.of(rows, rule)
+    source += f", measured up to {ratio.measured_up_to:.0%} of their longest contexts"
+    return selector, dense_layers, ratio, source, cell["layer_budgets"]
 
 
 def main(argv: list[str] | None = None) -> None:
