@@ -60,38 +60,33 @@ def small_units_over_dense() -> Figures:
 
 
 def small_units_goals() -> Figures:
-    """Which goals are reached under budgets by all models, how far the others are away, and what earlier calls say."""
-    goals = reached_goals([BY_ALL_MODELS])
-    measured = fine_records(BY_ALL_MODELS, ["h200"])
-    missed = {(size, name) for size, name, found in measured if found["speedup"] < found["target_speedup"]}
+    """Which goals are reached under budgets by all models, how far the others are away, and what other calls say."""
+    goals, here = reached_goals([BY_ALL_MODELS]), _beyond_goals(BY_ALL_MODELS)
+    missed = {of for of, percent in here.items() if percent < 0}
     assert missed == {("14b", "drained"), ("14b", "steady")}, "other goals are missed"
-
-    def beyond(*kinds: str) -> dict[tuple[str, str], list[float]]:
-        """Speed-ups over their goals in %."""
-        made: dict[tuple[str, str], list[float]] = {}
-        for size, name, found in (each for kind in kinds for each in fine_records(kind, ["h200"])):
-            made.setdefault((size, name), []).append(100 * (found["speedup"] / found["target_speedup"] - 1))
-        return made
-
-    def ends(found: dict[tuple[str, str], list[float]]) -> tuple[str, str]:
-        """Of the sets that reach their goals, without the long one, which lies far above."""
-        kept = [most for (size, name), each in found.items() if size != "14b" and name != "long" for most in each]
-        return down(min(kept), 1), up(max(kept), 1)
-
-    least, most = ends(beyond(BY_ALL_MODELS))
-    least_before, most_before = ends(beyond(BY_BOUNDS, BY_BOUNDS_AGAIN))
-    below = {name: up(-min(beyond(BY_ALL_MODELS, AGAIN)["14b", name]), 1) for name in ("drained", "steady")}
-    large = results(f"rollout-qwen3-14b-drained-{BY_ALL_MODELS}-h200", "rollout")
+    earlier = [*_beyond_goals(BY_BOUNDS).items(), *_beyond_goals(BY_BOUNDS_AGAIN).items()]
+    # The long set lies far above its goal.
+    now, before = (
+        [percent for of, percent in found if of not in missed and of[1] != "long"] for found in (here.items(), earlier)
+    )
+    again, large = _beyond_goals(AGAIN), results(f"rollout-qwen3-14b-drained-{BY_ALL_MODELS}-h200", "rollout")
     return {
         "reached": str(sum(goals.values())),
         "goals": str(len(goals)),
-        "least": least,
-        "most": most,
-        "least_before": least_before,
-        "most_before": most_before,
-        "drained_14b": below["drained"],
-        "steady_14b": below["steady"],
+        "least": down(min(now), 1),
+        "most": down(max(now), 1),
+        "least_before": down(min(before), 1),
+        "most_before": down(max(before), 1),
+        **{f"{name}_{size}": up(-min(here[size, name], again[size, name]), 1) for size, name in missed},
         "ratio_14b": down(large["budget_ratio"], 2),
+    }
+
+
+def _beyond_goals(kind: str) -> dict[tuple[str, str], float]:
+    """How far the speed-ups of such records on an H200 lie above their goals, in %, by size and set."""
+    return {
+        (size, name): 100 * (found["speedup"] / found["target_speedup"] - 1)
+        for size, name, found in fine_records(kind, ["h200"])
     }
 
 

@@ -111,7 +111,7 @@ def kind_of(units: str) -> str:
 
 def line(moved_bytes: list[float], seconds: list[float]) -> dict[str, float]:
     """The line with the least relative errors, neither part of it negative."""
-    (fixed, rate) = fitted(seconds, moved_bytes)
+    fixed, rate = fitted(seconds, moved_bytes)
     return {"fixed_seconds": fixed, "bytes_per_second": rate}
 
 
@@ -166,13 +166,13 @@ def made(about: dict[str, Any]) -> dict[str, Any]:
         mine = [key for key in timed if kind_of(key[0]) == kind]
         about_it: dict[str, Any] = {"selector": timed_as(selector_of(kind)), "record": name}
         about_it["scores"] = line([loads[key].index_bytes for key in mine], [timed[key]["scores"] for key in mine])
-        read, took = [loads[key].kv_bytes for key in mine], [timed[key]["attention"] for key in mine]
-        if selector_of(kind).remainder is None:
-            about_it["attention"] = line(read, took)
-        else:
-            fixed, rate, unread_rate = fitted(took, read, [loads[key].unread_bytes for key in mine])
-            about_it["attention"] = {"fixed_seconds": fixed, "bytes_per_second": rate}
-            about_it["unread_bytes_per_second"] = unread_rate
+        moved = [[loads[key].kv_bytes for key in mine]]
+        if selector_of(kind).remainder is not None:
+            moved.append([loads[key].unread_bytes for key in mine])
+        fixed, rate, *unread_rate = fitted([timed[key]["attention"] for key in mine], *moved)
+        about_it["attention"] = {"fixed_seconds": fixed, "bytes_per_second": rate}
+        if unread_rate:
+            about_it["unread_bytes_per_second"] = unread_rate[0]
         about_it["worst_layer_error"] = 0.0
         entry["selectors"].append(about_it)
     errors = layer_errors(KernelTimes.from_table(entry), record, timed)

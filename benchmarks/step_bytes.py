@@ -3,7 +3,8 @@ nothing here runs a model.
 
 The attainable step: the measured step of one request with one token of context, dense, and no less than the weights at the
 bandwidth of a large copy; plus K and V within budget, K and V of dense layers and the index rows at that bandwidth. What a
-larger batch computes beyond that counts as a loss, so no step is faster, and a share of the attainable stays below 100 %.
+larger batch computes beyond that counts as a loss, so no step is faster, and a share of the attainable stays below 100 %,
+unless that step was timed on a disturbed host.
 
 Records without the field `attainable_definition` are older. Their step without the cache is that of so many requests as the
 batch has, with 64 tokens each. Short contexts were in there twice, so a share could exceed 100 %.

@@ -48,7 +48,7 @@ DEVICE = "cpu" if DRY else "cuda"
 SELECTOR = PageMean(page_tokens=16, first_tokens=16, recent_tokens=32)
 SPARSE = Schedule(steps=(Step(0, 64), Step(256, 96), Step(640, 128)), selector=SELECTOR, name="rising")
 FULL = Schedule.fixed(CONTEXT_TOKENS, SELECTOR)
-BLOCK = capacity.block_tokens(SELECTOR, on_cpu=DRY)
+BLOCK_TOKENS = capacity.block_tokens(SELECTOR, on_cpu=DRY)
 """Tokens of a block of their caches."""
 GIB = 2**30
 

@@ -21,7 +21,7 @@ from sparroll.engines.vllm.attention.state import STATE
 from sparroll.engines.vllm.windows.configure import V2_VARIABLE
 from sparroll.schedule import Step
 from sparroll.types import Rollout
-from vllm_gpu import BLOCK, DRY, SPARSE, Difference, Judge, Watch, note, only_on_gpu, prompts
+from vllm_gpu import BLOCK_TOKENS, DRY, SPARSE, Difference, Judge, Watch, note, only_on_gpu, prompts
 
 pytestmark = vllm_gpu.needs_gpu_and_vllm
 
@@ -150,7 +150,7 @@ class TestMixed:
 
     def test_neither_kind_finds_what_the_other_left_in_the_prefix_cache(self, engine: Any, judge: Judge) -> None:
         # A prompt of 300 tokens and the response's 200, of which the last was never in the cache: whole blocks are shared.
-        shared = 499 // BLOCK * BLOCK
+        shared = 499 // BLOCK_TOKENS * BLOCK_TOKENS
         with cached_tokens(engine) as cached:
             for first in (True, False):
                 vllm_gpu.forget_prefixes(engine)
@@ -171,7 +171,7 @@ def small(request: pytest.FixtureRequest) -> Iterator[Any]:
             patch.setenv(V2_VARIABLE, "0")
         elif DRY:
             pytest.skip("a CPU has one runner")
-        blocks = sum(tokens + TOKENS for tokens in LENGTHS) // BLOCK
+        blocks = sum(tokens + TOKENS for tokens in LENGTHS) // BLOCK_TOKENS
         with vllm_gpu.engine(
             schedule=SPARSE,
             max_batch=32,

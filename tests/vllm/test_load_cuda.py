@@ -22,7 +22,7 @@ import torch
 import vllm_gpu
 from sparroll.engines.vllm import outputs
 from sparroll.types import Rollout
-from vllm_gpu import BLOCK, DRY, SPARSE, Judge, note, prompts
+from vllm_gpu import BLOCK_TOKENS, DRY, SPARSE, Judge, note, prompts
 
 pytestmark = vllm_gpu.needs_gpu_and_vllm
 
@@ -136,7 +136,7 @@ def engine() -> Iterator[Any]:
         max_batch=MAX_BATCH,
         max_context_tokens=LONGEST_PROMPT + LONGEST_RESPONSE + 72,
         gpu_memory_share=0.3,
-        num_gpu_blocks_override=CACHE_TOKENS // BLOCK,
+        num_gpu_blocks_override=CACHE_TOKENS // BLOCK_TOKENS,
     ) as engine:
         assert vllm_gpu.capacity_tokens(engine) == CACHE_TOKENS
         yield engine

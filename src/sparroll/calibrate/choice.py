@@ -27,7 +27,7 @@ from sparroll.calibrate.target import Target
 from sparroll.draft_check import DraftCheck
 from sparroll.errors import UserError
 from sparroll.plan.hardware import Hardware
-from sparroll.plan.kernel_times import KernelTimes, kernel_times_of
+from sparroll.plan.kernel_times import KernelTimes, if_timed, kernel_times_of
 from sparroll.plan.length_mix import LengthMix
 from sparroll.plan.model_shape import ModelShape
 from sparroll.plan.speedup import Plan, kernels_said, plan
@@ -62,13 +62,16 @@ class Machine:
         lengths = LengthMix.parse(ends).decode_contexts(prompt_tokens)
         return Machine(shape, hardware, lengths, time_model, None if time_model else kernel_times_of(hardware.name))
 
+    def kernels_of(self, selector: Selector) -> KernelTimes | None:
+        """The kernels that are used; None where those of the selector were not timed, or not for this model."""
+        return if_timed(self.kernels, selector, self.shape.gqa_ratio)
+
     def comparing(self, selectors: Sequence[Selector]) -> Machine:
         """The same, for a comparison of these: without timed kernels where only some of them were timed. The others would
         count by their bytes alone, and win by that."""
-        kernels = self.kernels
-        if kernels is None or len(selectors) < 2:
+        if self.kernels is None or len(selectors) < 2:
             return self
-        untimed = [selector_label(each) for each in selectors if kernels.of(each, self.shape.gqa_ratio) is None]
+        untimed = [selector_label(each) for each in selectors if self.kernels_of(each) is None]
         return replace(self, kernels=None, untimed=", ".join(untimed)) if untimed else self
 
     def plan(self, schedule: Schedule, drafted_per_kept: float | None = None) -> Plan:

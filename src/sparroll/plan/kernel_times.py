@@ -190,6 +190,11 @@ class KernelTimes:
         )
 
 
+def if_timed(kernels: KernelTimes | None, selector: Selector, gqa_ratio: float) -> KernelTimes | None:
+    """The kernels that a prediction uses; None where it uses none, or where the selector's were not timed for such a model."""
+    return None if kernels is None or kernels.of(selector, gqa_ratio) is None else kernels
+
+
 def timed_as(selector: Selector) -> str:
     """The name under which a selector's kernels are timed: its kind, the tokens of a unit, its bits, and its remainder. The
     tokens that are always read cost the same under all of them."""

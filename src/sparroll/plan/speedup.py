@@ -22,7 +22,7 @@ from sparroll.errors import UserError
 from sparroll.plan.check_rate import CheckRate, rate_for
 from sparroll.plan.check_time import ATTENTION_SHARE, LAYERS_SHARE, SCORING_SHARE, check_time, scoring_seconds
 from sparroll.plan.hardware import Hardware, find_hardware
-from sparroll.plan.kernel_times import KernelTimes, kernel_times_of, timed_as
+from sparroll.plan.kernel_times import KernelTimes, if_timed, kernel_times_of, timed_as
 from sparroll.plan.length_mix import LengthMix, LengthsAre
 from sparroll.plan.model_shape import ModelShape, model_shape, name_to_check
 from sparroll.plan.step_reads import StepReads
@@ -212,8 +212,7 @@ class _Decoder:
     @property
     def timed_kernels(self) -> KernelTimes | None:
         """The kernels that steps are predicted with; None where those of the selector are not among them."""
-        selector, gqa_ratio = self.reads.schedule.selector, self.reads.shape.gqa_ratio
-        return None if self.kernels is None or self.kernels.of(selector, gqa_ratio) is None else self.kernels
+        return if_timed(self.kernels, self.reads.schedule.selector, self.reads.shape.gqa_ratio)
 
     def _kernel_seconds(self, kernels: KernelTimes, mix: LengthMix, dense_share: float) -> tuple[float, float]:
         """(seconds of all attention, seconds of scores and choice) with the kernels of the selector."""

@@ -201,14 +201,15 @@ class _Tried:
 
     def _added_seconds(self, stretches: Sequence[Stretch], layers: int, kv_budget_tokens: int) -> float:
         """What the reads of some sparse layers add to a step of the batch, with this budget in these contexts."""
-        mix, selector, kernels = self.machine.lengths, self.sweep.selector, self.machine.kernels
+        mix, selector = self.machine.lengths, self.sweep.selector
+        kernels = self.machine.kernels_of(selector)
         contexts, total = np.ceil(mix.tokens), 0.0
         for each in stretches:
             inside = (contexts >= each.start) & (contexts < each.end)
             part = LengthMix(mix.text, mix.tokens[inside], mix.weights[inside])
             budget = Schedule.fixed(each.budget(kv_budget_tokens, selector.unit_tokens), selector, dense_layers=())
             reads = StepReads(self.machine.shape, budget, element_bytes=2)
-            if len(part.tokens) and kernels is not None and kernels.of(selector, reads.shape.gqa_ratio):
+            if len(part.tokens) and kernels is not None:
                 total += layers * kernels.added_seconds(selector, reads.load(budget, part, self.batch), mix)
             elif len(part.tokens):
                 tokens = sum(reads.layer_sums(part)) * layers / self.machine.shape.layers
