@@ -191,7 +191,7 @@ class KernelTimes:
 
 
 def if_timed(kernels: KernelTimes | None, selector: Selector, gqa_ratio: float) -> KernelTimes | None:
-    """The kernels that a prediction uses; None where it uses none, or where the selector's were not timed for such a model."""
+    """The kernels of a prediction; None where it uses none, or where the selector's were not timed for such a model."""
     return None if kernels is None or kernels.of(selector, gqa_ratio) is None else kernels
 
 
