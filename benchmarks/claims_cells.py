@@ -80,7 +80,7 @@ def line_beyond_what_was_measured() -> Figures:
         for context in range(begin, LONGEST_PUBLISHED, 256)
     ]
     return {
-        "measured": down(100 * half.measured_up_to),
+        "measured": down(100 * min(half.measured_up_to)),
         "least_share": down(min(shares)),
         "most_share": up(max(shares)),
         "line_sixth": up(cut.at(mean, round(mean / 6)), 2),

@@ -150,14 +150,16 @@ class SmallestRatio:
 
     models: tuple[tuple[RatioCurve, ...], ...]
     """The curves of each model and statistic, by rising contexts."""
+    measured_up_to: tuple[float, ...]
+    """Of each model, the share of its longest contexts up to which both rules were measured."""
 
     @staticmethod
     def of(models: Iterable[tuple[Sequence[Ratio], Sequence[int]]], rule: str) -> SmallestRatio:
         """From the rows and the bins' edges of each model. A row that bounds its ratio from below counts only where the bin
         has no others. Raises UserError for one that bounds it from above."""
-        found = []
+        found, shares = [], []
         for rows, edges in models:
-            ends = dict(pairwise(edges))
+            ends, its_shares = dict(pairwise(edges)), []
             for statistic in STATISTICS:
                 mine = [row for row in rows if (row.rule, row.statistic) == (rule, statistic)]
                 by_bin: dict[int, list[Ratio]] = {}
@@ -166,13 +168,10 @@ class SmallestRatio:
                 curves = [_curve(begin, ends[begin], its) for begin, its in by_bin.items()]
                 if curves:
                     found.append(tuple(curves))
+                    its_shares.append(curves[-1].measured_up_to)
+            shares += [min(its_shares)] if its_shares else []
         assert found, f"no model has a ratio of {rule}"
-        return SmallestRatio(tuple(found))
-
-    @property
-    def measured_up_to(self) -> float:
-        """The share of the longest contexts up to which all models were measured."""
-        return min(of[-1].measured_up_to for of in self.models)
+        return SmallestRatio(tuple(found), tuple(shares))
 
     def at(self, context_tokens: int, published_budget: int) -> float:
         def curve(of: tuple[RatioCurve, ...]) -> RatioCurve:

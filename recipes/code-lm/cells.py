@@ -23,7 +23,13 @@ EVEN = "even"
 HALVES = {"early": (1.5, 0.5), "late": (0.5, 1.5)}
 """Budgets of the first and the second half of the sparse layers, as shares of the cell's budget. Together the same is
 read."""
-WIDE = {"first-4": ((1, 4),), "first-2": ((1, 2),), "first-two-4": ((2, 4),), "first-8-4": ((1, 8), (1, 4))}
+WIDE = {
+    "first-4": ((1, 4),),
+    "first-2": ((1, 2),),
+    "first-two-2": ((2, 2),),
+    "first-two-4": ((2, 4),),
+    "first-8-4": ((1, 8), (1, 4)),
+}
 """Groups of the first sparse layers: how many layers, and how many times the cell's budget each of them reads. The others
 read that budget."""
 
@@ -134,8 +140,10 @@ def grid(longest_tokens: int, remainder: bool = False) -> list[Cell]:
     two_wide, wide = layered((), "first-two-4"), layered((0,), "first-4")
     very_wide, less_wide = layered((), "first-8-4"), layered((0,), "first-2")
     half_bytes, *fewer_bits = (Rule("quantized_mean", *each, (), "first-two-4") for each in HALF_THE_BYTES)
+    half_as_wide = dataclasses.replace(half_bytes, shape="first-two-2")
     shapes = [dataclasses.replace(rule, shape=shape) for rule in (PUBLISHED, four) for shape in HALVES]
-    rules = [(rule, BUDGETS) for rule in (PUBLISHED, four, two, *two_wide[:2], half_bytes, *wide[:2], *very_wide[:1])]
+    shaped_rules = (*two_wide[:2], half_bytes, half_as_wide, *wide[:2], *very_wide[:1])
+    rules = [(rule, BUDGETS) for rule in (PUBLISHED, four, two, *shaped_rules)]
     if remainder:
         rules += [(summed(rule), BUDGETS) for rule in (four, two, *two_wide[:2], *wide[:2])]
     rules += [

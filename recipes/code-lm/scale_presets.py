@@ -7,8 +7,8 @@ A ratio depends on how much of a context is read. It is measured in a bin of len
 have one budget, and a step of a published schedule is such a bin; a longer one is cut into octaves. Its budget is divided
 by the smallest ratio of all models and statistics at the share that it is of the mean context. So the tail is meant to be
 that of the published rule over each step, not at each of its lengths. Budgets never fall with the context. At larger shares
-than were measured the ratio lies on a line to 1 at the whole context, which may promise too much: the file says up to which
-share all models were measured.
+than a model was measured at its ratio lies on a line to 1 at the whole context, which may promise too much: the file says
+how many models were measured up to which share.
 
 The ratios come from small models, not from those that the presets are for. So each file says that it is scaled and to be
 calibrated on the real model, where `sparroll schedule show` and `sparroll plan` repeat it.
@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -142,7 +143,9 @@ def from_records(
     ]
     selector, dense_layers = make_selector(cell["selector"]), tuple(cell["dense_layers"])
     ratio = SmallestRatio.of(rows, rule)
-    source += f", measured up to {ratio.measured_up_to:.0%} of their longest contexts"
+    reached = Counter(f"{share:.0%}" for share in sorted(ratio.measured_up_to, reverse=True))
+    told = ", ".join(f"{share} ({models})" for share, models in reached.items())
+    source += f", measured up to these shares of their longest contexts: {told}"
     return selector, dense_layers, ratio, source, cell["layer_budgets"]
 
 

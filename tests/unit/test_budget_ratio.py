@@ -133,7 +133,7 @@ def test_a_ratio_is_that_of_the_share_which_is_read_and_the_smallest_of_the_mode
     assert one.at(12_288, 96) == pytest.approx(6.0)
     two = budget_ratio.SmallestRatio.of([(LONG, EDGES), (OTHER, EDGES)], FINE.name)
     # 6,144 and 1,536 of 12,288 tokens are the most that was measured.
-    assert (one.measured_up_to, two.measured_up_to) == (0.5, 0.125)
+    assert (one.measured_up_to, two.measured_up_to) == ((0.5,), (0.5, 0.125))
     assert two.at(12_288, 768) == two.at(12_288, 1536) == pytest.approx(3.0)
 
 
@@ -197,18 +197,19 @@ def test_presets_are_divided_by_the_smallest_ratio_of_all_models_and_say_so(
     assert what_they_read({}, Schedule.load(path)).endswith(f"({said})")
 
 
-def test_a_scaled_schedule_says_up_to_which_share_its_ratio_was_measured() -> None:
+def test_a_scaled_schedule_says_up_to_which_shares_its_ratio_was_measured() -> None:
     """By the committed records of the six models: 4 x 4 up to 4,096 tokens, and in the study's model up to 1,024 of 3,780;
     4 x 2 up to 1,024 of 12,288."""
     folder = Path(__file__).parents[2] / "benchmarks" / "results"
     names = [f"code-lm-seed-{seed}-h200" for seed in (4, 5, 6, 7)]
     names += ["code-lm-study-low-bits-cpu", "code-lm-tiny-reasoner-low-bits-cpu"]
     paths = [folder / f"{name}.json" for name in names]
-    for units, share in (("4x4", "27%"), ("4x2", "8%")):
+    for units, shares in (("4x4", "33% (5), 27% (1)"), ("4x2", "33% (1), 27% (1), 8% (4)")):
         of_rule = scale_presets.from_records(paths, f"quantized_mean-{units}-dense-none-first-two-4")
         made = scale_presets.scaled(Schedule.load("qwen3-1.7b-0.86"), *of_rule)
         assert made.made_by is not None
-        assert f"models: 6, measured up to {share} of their longest contexts" in made.made_by["source"]
+        told = f"models: 6, measured up to these shares of their longest contexts: {shares}"
+        assert told in made.made_by["source"]
 
 
 def test_a_wide_first_layer_reads_four_times_the_others_in_cells_and_in_scaled_presets() -> None:
