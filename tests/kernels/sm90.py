@@ -257,12 +257,14 @@ def page_mean_kernels(dim: int, group: int) -> Iterator[Kernel]:
 CHOICES = {"few lanes": 1024, "lanes": 2048, "twice the lanes": 4096, "many units": 40_960}
 """A number of units for each layout that the host can choose; fewer lanes are like few."""
 PEAKED_CHOICES = {"peaks": 16_384, "twice the peaks": 32_768}
+CROWDED_CHOICES = {f"{name}, crowded": units for name, units in PEAKED_CHOICES.items()}
 MANY_PAIRS_CHOICES = {"twice the lanes, many pairs": 4096, "by sample, many pairs": 10_240}
 
 
 def choice_kernels(full: bool) -> Iterator[Kernel]:
-    for name, units in (CHOICES | PEAKED_CHOICES | MANY_PAIRS_CHOICES).items():
-        peaked, pairs = "peaks" in name, 1 + MANY_PAIRS * (name in MANY_PAIRS_CHOICES)
+    for name, units in (CHOICES | PEAKED_CHOICES | CROWDED_CHOICES | MANY_PAIRS_CHOICES).items():
+        peaked = "peaks" in name
+        pairs = MANY_PAIRS + 1 if name in MANY_PAIRS_CHOICES else MANY_PAIRS if name in CROWDED_CHOICES else 1
         layout = triton_top_k.ChoiceLayout.default(units, pairs)
         peak_lanes = layout.peak_lanes(units) if peaked else 0
         constants = {

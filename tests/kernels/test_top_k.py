@@ -423,6 +423,9 @@ def test_the_kernel_is_compiled_for_what_the_shape_of_the_scores_leaves_open() -
     ]  # fmt: skip
     sampled = [(8192, 397), (8193, 397), (10_240, 397), (10_241, 397), (10_240, 396)]
     assert [ChoiceLayout.default(*each).sampled for each in sampled] == [False, True, True, False, False]
+    # Registers with peaks, by how many programs of 8 warps have to fit on a multiprocessor.
+    registers = [ChoiceLayout.default(10_240, pairs).options(10_240, peaked=True) for pairs in (264, 265, 396)]
+    assert registers == [{"num_warps": 8, "maxnreg": most} for most in (128, 80, 80)]
     # Where fewer have more units than lanes, the kernel holds no more than these.
     assert [ChoiceLayout(4, sampled=True).constants(units)["MORE_LANES"] for units in (2048, 4096)] == [0, 0]
 

@@ -26,9 +26,9 @@ PEAK_UNITS = 8
 PEAKED_UNITS = range(8193, 32_769)
 """Units that a request may have where peaks spare more time than they take: fewer are chosen as fast without them, and the
 peaks of more have no lanes."""
-MANY_PAIRS = 396
-"""With more (request, head) than that, more programs choose units than an H200 runs at a time: three of 8 warps on each of
-its multiprocessors."""
+FEW_PAIRS, MANY_PAIRS = 264, 396
+"""Up to so many (request, head), an H200 runs all programs that choose units with two of 8 warps on each of its
+multiprocessors, and with three. With more, it does not run all of them at a time."""
 SAMPLED_UNITS = range(8193, 10_241)
 """Units that a request may have where such a batch chooses by a sample of the scores. Other sizes were not timed."""
 LEAST_PAIRS_TOGETHER = 32

@@ -47,7 +47,7 @@ from sparroll.attention.decode.choice.triton_threshold import (
     searched,
 )
 from sparroll.attention.decode.triton_launch import announce, let_next_begin, overlapping, wait_for_previous
-from sparroll.attention.decode.workspace import MANY_PAIRS, PEAK_UNITS, by_sample
+from sparroll.attention.decode.workspace import FEW_PAIRS, MANY_PAIRS, PEAK_UNITS, by_sample
 from sparroll.attention.selectors.base import Selector
 
 if TYPE_CHECKING:
@@ -68,6 +68,9 @@ class ChoiceLayout:
     """Scores that a thread holds at a time while it makes candidates, in fours; 4 or more. By a sample it is always 4."""
     sampled: bool = False
     """Whether a sample always says which of more units than lanes are candidates, instead of lanes for all or peaks."""
+    crowded: bool = False
+    """Whether more than two programs of 8 warps have to fit on a multiprocessor. With peaks, two may have all registers that
+    they can use."""
 
     @staticmethod
     def default(units: int, pairs: int = 1) -> ChoiceLayout:
@@ -76,7 +79,7 @@ class ChoiceLayout:
         H200 with 62 and 89 requests of 8 heads, and 2,560 and 10,240 units."""
         sampled = by_sample(units, pairs)
         few = units <= 1024 or (pairs > MANY_PAIRS and 2048 < units <= 4096)
-        return ChoiceLayout(warps=4 if few or sampled else 8, sampled=sampled)
+        return ChoiceLayout(warps=4 if few or sampled else 8, sampled=sampled, crowded=pairs > FEW_PAIRS)
 
     def peak_lanes(self, units: int) -> int:
         """Lanes for the peaks of so many units; 0 where so few are chosen as fast without, or peaks are too many."""
@@ -94,10 +97,12 @@ class ChoiceLayout:
 
     def options(self, units: int, peaked: bool = False) -> dict[str, int]:
         """How it is launched: with as few registers as let four programs of 8 warps fit on a multiprocessor, three with
-        twice the lanes or with peaks, or two that hold all scores to make candidates; of 4 warps four with more scores than
-        lanes, but two that hold them all."""
+        twice the lanes, three or two with peaks, or two that hold all scores to make candidates; of 4 warps four with more
+        scores than lanes, but two that hold them all."""
         if units <= self.lanes:
             registers = 64
+        elif peaked and not self.crowded:
+            registers = 128
         elif self.sampled or peaked or units <= 2 * self.lanes:
             registers = 128 if self.warps == 4 else 80
         else:
