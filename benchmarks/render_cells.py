@@ -70,6 +70,10 @@ LOW_BITS = {
     "code-lm-tiny-reasoner-low-bits-cpu": "tiny-reasoner",
 }
 """Records of units whose index has about half the bytes, beside the usual ones, with wide first layers."""
+LARGE_BUDGETS = {f"code-lm-seed-{seed}-h200": f"code, 88M, seed {seed}" for seed in (8, 10, 11, 12)}
+"""Records of models of code that were measured with wide first layers, also with 4 x 2, up to a third of long contexts."""
+SCALED_BY = {**LOW_BITS, **LARGE_BUDGETS}
+"""Records by whose smallest ratios published budgets are scaled for 4 x 2."""
 WIDE_REMAINDERS = {
     "code, 88M, seed 7": ("code-lm-seed-7-h200", "code-lm-seed-7-h200"),
     "study, 30.8M": ("code-lm-study-low-bits-cpu", "code-lm-study-remainder-cpu"),
@@ -196,6 +200,29 @@ def shares() -> str:
     return table(["model", "pages", "same", *(f"{budget:,}" for budget in LONG_BUDGETS)], rows)
 
 
+def wide_shares() -> str:
+    """Ratios at the same tail in the longest contexts with wide first layers, by what the published rule reads there."""
+    rules = {
+        (units, "four times"): Rule("quantized_mean", *units, (), "first-two-4") for units in ((4, 4), (2, 2), (4, 2))
+    }
+    rules[(4, 2), "twice"] = Rule("quantized_mean", 4, 2, (), "first-two-2")
+    rows = []
+    for name, model in LARGE_BUDGETS.items():
+        found = results(name, KIND)
+        loss = results(name.replace("code-lm-", "code-lm-train-"), "code_lm_training")["held_out_loss"]
+        begin = max(row["from_context_tokens"] for row in found["ratios"])
+        for ((tokens, bits), times), rule in rules.items():
+            its = {
+                row["published_budget"]: row
+                for row in found["ratios"]
+                if (row["rule"], row["statistic"], row["from_context_tokens"]) == (rule.name, "q05", begin)
+            }
+            told = ["-" if its[budget]["bound"] else ratio_of(found, its[budget]) for budget in LONG_BUDGETS[1:]]
+            rows.append([model, rounded_up(loss, 2), f"{tokens} x {bits}", times, *told])
+    heads = ["model", "held-out loss", "units", "layers 0 and 1 read", *(f"{budget:,}" for budget in LONG_BUDGETS[1:])]
+    return table(heads, rows)
+
+
 def first_layers() -> str:
     """Ratios of 4 x 4 by what layers 0 and 1 read. Those of the published rule have two dense layers."""
     rows = []
@@ -216,4 +243,5 @@ TABLES = {
     "cells-ratios": ratios,
     "cells-shares": shares,
     "cells-wide-remainders": wide_remainders,
+    "cells-wide-shares": wide_shares,
 }

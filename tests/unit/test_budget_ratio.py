@@ -198,17 +198,17 @@ def test_presets_are_divided_by_the_smallest_ratio_of_all_models_and_say_so(
 
 
 def test_a_scaled_schedule_says_up_to_which_shares_its_ratio_was_measured() -> None:
-    """By the committed records of the six models: 4 x 4 up to 4,096 tokens, and in the study's model up to 1,024 of 3,780;
-    4 x 2 up to 1,024 of 12,288."""
+    """By the committed records of the ten models: 4 x 4 up to 4,096 tokens, and in the study's model up to 1,024 of 3,780;
+    4 x 2 in four models of code up to 1,024 of 12,288."""
     folder = Path(__file__).parents[2] / "benchmarks" / "results"
-    names = [f"code-lm-seed-{seed}-h200" for seed in (4, 5, 6, 7)]
+    names = [f"code-lm-seed-{seed}-h200" for seed in (4, 5, 6, 7, 8, 10, 11, 12)]
     names += ["code-lm-study-low-bits-cpu", "code-lm-tiny-reasoner-low-bits-cpu"]
     paths = [folder / f"{name}.json" for name in names]
-    for units, shares in (("4x4", "33% (5), 27% (1)"), ("4x2", "33% (1), 27% (1), 8% (4)")):
+    for units, shares in (("4x4", "33% (9), 27% (1)"), ("4x2", "33% (5), 27% (1), 8% (4)")):
         of_rule = scale_presets.from_records(paths, f"quantized_mean-{units}-dense-none-first-two-4")
         made = scale_presets.scaled(Schedule.load("qwen3-1.7b-0.86"), *of_rule)
         assert made.made_by is not None
-        told = f"models: 6, measured up to these shares of their longest contexts: {shares}"
+        told = f"models: 10, measured up to these shares of their longest contexts: {shares}"
         assert told in made.made_by["source"]
 
 

@@ -295,14 +295,10 @@ def test_tables_show_an_interval_only_of_eight_sequences_or_more() -> None:
 def test_published_records_are_read_by_all_that_read_records() -> None:
     paths = sorted(render_cells.record_tables.RESULTS.glob("code-lm-study-*.json"))
     found = {path.stem: measure_cells.records.read(path, "code_lm_cells")["results"] for path in paths}
-    summing = {name for names in render_cells.WIDE_REMAINDERS.values() for name in names[1:]}
-    wide = Rule("quantized_mean", 2, 1, (), "first-two-4")
-    rules = {
-        path: summed(wide) if path.stem in summing else wide if path.stem in render_cells.LOW_BITS else FINE
-        for path in paths
-    }
-    for rule in set(rules.values()):
-        with_it = [path for path in paths if rules[path] == rule]
-        assert with_it and scale_presets.from_records(with_it, rule.name)[2].at(16_384, 1024) > 1
+    for path in paths:
+        rules = [
+            rule for rule, least in found[path.stem]["smallest"].items() if least and rule.startswith("quantized_mean")
+        ]
+        assert rules and all(scale_presets.from_records([path], rule)[2].at(16_384, 1024) > 1 for rule in rules)
     assert cell_plots.page(found).count("<svg") == 4 * len(paths)
     assert all(len(make().splitlines()) > 2 for make in render_cells.TABLES.values())
