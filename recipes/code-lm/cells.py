@@ -26,6 +26,7 @@ read."""
 WIDE = {
     "first-4": ((1, 4),),
     "first-2": ((1, 2),),
+    "first-4-2": ((1, 4), (1, 2)),
     "first-two-2": ((2, 2),),
     "first-two-4": ((2, 4),),
     "first-8-4": ((1, 8), (1, 4)),
@@ -140,9 +141,11 @@ def grid(longest_tokens: int, remainder: bool = False) -> list[Cell]:
     two_wide, wide = layered((), "first-two-4"), layered((0,), "first-4")
     very_wide, less_wide = layered((), "first-8-4"), layered((0,), "first-2")
     half_bytes, *fewer_bits = (Rule("quantized_mean", *each, (), "first-two-4") for each in HALF_THE_BYTES)
-    half_as_wide = dataclasses.replace(half_bytes, shape="first-two-2")
+    less_wide_halves = [
+        dataclasses.replace(half_bytes, shape=shape) for shape in ("first-4", "first-4-2", "first-two-2")
+    ]
     shapes = [dataclasses.replace(rule, shape=shape) for rule in (PUBLISHED, four) for shape in HALVES]
-    shaped_rules = (*two_wide[:2], half_bytes, half_as_wide, *wide[:2], *very_wide[:1])
+    shaped_rules = (*two_wide[:2], half_bytes, *less_wide_halves, *wide[:2], *very_wide[:1])
     rules = [(rule, BUDGETS) for rule in (PUBLISHED, four, two, *shaped_rules)]
     if remainder:
         rules += [(summed(rule), BUDGETS) for rule in (four, two, *two_wide[:2], *wide[:2])]
