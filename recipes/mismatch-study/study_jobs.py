@@ -8,9 +8,11 @@ import os
 import signal
 import socket
 import subprocess
+import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -177,7 +179,7 @@ def _start(
         if ports is not None:
             environment["VLLM_PORT"] = str(ports.getsockname()[1] + PORTS_OF_A_JOB * (1 + number))
         job.log.parent.mkdir(parents=True, exist_ok=True)
-        with job.log.open("ab") as log:
+        with job.log.open("ab") as log, _interrupts_later():
             # A session of its own: Ctrl-C reaches this process, which passes it on once.
             process = subprocess.Popen(
                 job.command,
@@ -188,8 +190,29 @@ def _start(
                 start_new_session=True,
                 preexec_fn=_heed_interrupts,
             )
-        waiting.remove(job)
-        running.append(_Running(job, place, process, number))
+            waiting.remove(job)
+            running.append(_Running(job, place, process, number))
+
+
+@contextmanager
+def _interrupts_later() -> Iterator[None]:
+    """SIGINT and SIGTERM that arrive in here take effect at the end. Otherwise a job that has begun and is not yet among
+    those that run would be forgotten, and go on without a deadline."""
+    if threading.current_thread() is not threading.main_thread():
+        # Signals interrupt no other thread.
+        yield
+        return
+    arrived: list[int] = []
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in handlers:
+        signal.signal(number, lambda number, _: arrived.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number in dict.fromkeys(arrived):
+            signal.raise_signal(number)
 
 
 def _heed_interrupts() -> None:

@@ -136,6 +136,29 @@ except KeyboardInterrupt:
     assert (tmp_path / "saved").exists() and "dense-0: cut" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_arrives_while_a_job_is_started_reaches_that_job(tmp_path, monkeypatch, number) -> None:
+    outcomes: dict[str, Outcome] = {}
+    popen = subprocess.Popen
+
+    def starts(*arguments, **settings) -> subprocess.Popen:
+        process = popen(*arguments, **settings)
+        os.kill(os.getpid(), number)
+        return process
+
+    monkeypatch.setattr(study_jobs.subprocess, "Popen", starts)
+    before = signal.signal(signal.SIGTERM, study.interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_jobs(
+                [job(tmp_path, "long", "import time; time.sleep(60)"), job(tmp_path, "next", "pass")],
+                gpus=[], at_once=2, deadline=soon(), on_change=outcomes.update,
+            )  # fmt: skip
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert {name: outcome.state for name, outcome in outcomes.items()} == {"long": "cut"}
+
+
 @pytest.mark.parametrize(
     ("seen", "given"), [(None, ("0", "1")), ("4,5", ("4", "5")), ("GPU-b, GPU-a", ("GPU-b", "GPU-a"))]
 )
