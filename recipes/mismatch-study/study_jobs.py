@@ -12,7 +12,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -203,14 +203,13 @@ def _interrupts_later() -> Iterator[None]:
         yield
         return
     arrived: list[int] = []
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    for number in handlers:
-        signal.signal(number, lambda number, _: arrived.append(number))
     try:
-        yield
+        with ExitStack() as restored:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                restored.callback(signal.signal, number, signal.getsignal(number))
+                signal.signal(number, lambda number, _: arrived.append(number))
+            yield
     finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
         for number in dict.fromkeys(arrived):
             signal.raise_signal(number)
 

@@ -299,6 +299,8 @@ def test_published_records_are_read_by_all_that_read_records() -> None:
         rules = [
             rule for rule, least in found[path.stem]["smallest"].items() if least and rule.startswith("quantized_mean")
         ]
-        assert rules and all(scale_presets.from_records([path], rule)[2].at(16_384, 1024) > 0 for rule in rules)
+        saved = {rule: scale_presets.from_records([path], rule)[2].at(16_384, 1024) for rule in rules}
+        # With layer 0 alone wide the study's model reads more than published for the same KL.
+        assert saved and all(ratio > 1 or rule.endswith("-first-4") for rule, ratio in saved.items())
     assert cell_plots.page(found).count("<svg") == 4 * len(paths)
     assert all(len(make().splitlines()) > 2 for make in render_cells.TABLES.values())

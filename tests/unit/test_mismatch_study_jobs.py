@@ -139,12 +139,13 @@ except KeyboardInterrupt:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_that_arrives_while_a_job_is_started_reaches_that_job(tmp_path, monkeypatch, number) -> None:
     outcomes: dict[str, Outcome] = {}
+    begun: list[subprocess.Popen] = []
     popen = subprocess.Popen
 
     def starts(*arguments, **settings) -> subprocess.Popen:
-        process = popen(*arguments, **settings)
+        begun.append(popen(*arguments, **settings))
         os.kill(os.getpid(), number)
-        return process
+        return begun[-1]
 
     monkeypatch.setattr(study_jobs.subprocess, "Popen", starts)
     before = signal.signal(signal.SIGTERM, study.interrupt)
@@ -156,7 +157,9 @@ def test_a_signal_that_arrives_while_a_job_is_started_reaches_that_job(tmp_path,
             )  # fmt: skip
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert {name: outcome.state for name, outcome in outcomes.items()} == {"long": "cut"}
+    # It may be too young to heed the signal as a run does, so how it ends is open.
+    assert list(outcomes) == ["long"] and [each.poll() is not None for each in begun] == [True]
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,8 @@ PEAKED_UNITS = range(8193, 32_769)
 """Units that a request may have where peaks spare more time than they take: fewer are chosen as fast without them, and the
 peaks of more have no lanes."""
 FEW_PAIRS, MANY_PAIRS = 264, 396
-"""Up to so many (request, head), an H200 runs all programs that choose units with two of 8 warps on each of its
-multiprocessors, and with three. With more, it does not run all of them at a time."""
+"""An H200 runs the programs that choose units for so many (request, head) at a time, if each of its multiprocessors has
+room for two programs of 8 warps, and for three."""
 SAMPLED_UNITS = range(8193, 10_241)
 """Units that a request may have where such a batch chooses by a sample of the scores. Other sizes were not timed."""
 LEAST_PAIRS_TOGETHER = 32
