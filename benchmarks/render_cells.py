@@ -181,19 +181,25 @@ def half_the_bytes() -> str:
 LONG_BUDGETS = (512, 1024, 2048, 4096)
 
 
+def _by_published_budget(found: dict[str, Any], rule: str, statistic: str) -> dict[int, dict[str, Any]]:
+    """A rule's ratios in the longest contexts."""
+    begin = max(row["from_context_tokens"] for row in found["ratios"])
+    of = rule, statistic, begin
+    return {
+        row["published_budget"]: row
+        for row in found["ratios"]
+        if (row["rule"], row["statistic"], row["from_context_tokens"]) == of
+    }
+
+
 def shares() -> str:
     """Ratios in the longest contexts of models that have them, by what the published rule reads there. Without the model
     whose training was cut short."""
     rows = []
     for model, found in _models(CUT_SHORT):
-        begin = max(row["from_context_tokens"] for row in found["ratios"])
         for rule, told in RULES.items():
             for statistic, said in (("q05", "tail"), ("kl_sparse_to_dense", "KL")):
-                its = {
-                    row["published_budget"]: row
-                    for row in found["ratios"]
-                    if (row["rule"], row["statistic"], row["from_context_tokens"]) == (rule, statistic, begin)
-                }
+                its = _by_published_budget(found, rule, statistic)
                 if set(LONG_BUDGETS) <= its.keys():
                     of = [its[budget] for budget in LONG_BUDGETS]
                     rows.append([model, told, said, *(ratio_of(found, row) for row in of)])
@@ -210,13 +216,8 @@ def wide_shares() -> str:
     for name, model in LARGE_BUDGETS.items():
         found = results(name, KIND)
         loss = results(name.replace("code-lm-", "code-lm-train-"), "code_lm_training")["held_out_loss"]
-        begin = max(row["from_context_tokens"] for row in found["ratios"])
         for ((tokens, bits), times), rule in rules.items():
-            its = {
-                row["published_budget"]: row
-                for row in found["ratios"]
-                if (row["rule"], row["statistic"], row["from_context_tokens"]) == (rule.name, "q05", begin)
-            }
+            its = _by_published_budget(found, rule.name, "q05")
             told = ["-" if its[budget]["bound"] else ratio_of(found, its[budget]) for budget in LONG_BUDGETS[1:]]
             rows.append([model, rounded_up(loss, 2), f"{tokens} x {bits}", times, *told])
     heads = ["model", "held-out loss", "units", "layers 0 and 1 read", *(f"{budget:,}" for budget in LONG_BUDGETS[1:])]

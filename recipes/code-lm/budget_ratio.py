@@ -157,19 +157,20 @@ class SmallestRatio:
     def of(models: Iterable[tuple[Sequence[Ratio], Sequence[int]]], rule: str) -> SmallestRatio:
         """From the rows and the bins' edges of each model. A row that bounds its ratio from below counts only where the bin
         has no others. Raises UserError for one that bounds it from above."""
-        found, shares = [], []
+        found: list[tuple[RatioCurve, ...]] = []
+        shares = []
         for rows, edges in models:
-            ends, its_shares = dict(pairwise(edges)), []
+            ends, its = dict(pairwise(edges)), []
             for statistic in STATISTICS:
                 mine = [row for row in rows if (row.rule, row.statistic) == (rule, statistic)]
                 by_bin: dict[int, list[Ratio]] = {}
                 for row in sorted(mine, key=lambda row: (row.from_context_tokens, row.published_budget)):
                     by_bin.setdefault(row.from_context_tokens, []).append(row)
-                curves = [_curve(begin, ends[begin], its) for begin, its in by_bin.items()]
-                if curves:
-                    found.append(tuple(curves))
-                    its_shares.append(curves[-1].measured_up_to)
-            shares += [min(its_shares)] if its_shares else []
+                if by_bin:
+                    its.append(tuple(_curve(begin, ends[begin], of) for begin, of in by_bin.items()))
+            if its:
+                found += its
+                shares.append(min(curves[-1].measured_up_to for curves in its))
         assert found, f"no model has a ratio of {rule}"
         return SmallestRatio(tuple(found), tuple(shares))
 

@@ -145,8 +145,7 @@ def grid(longest_tokens: int, remainder: bool = False) -> list[Cell]:
         dataclasses.replace(half_bytes, shape=shape) for shape in ("first-4", "first-4-2", "first-two-2")
     ]
     shapes = [dataclasses.replace(rule, shape=shape) for rule in (PUBLISHED, four) for shape in HALVES]
-    shaped_rules = (*two_wide[:2], half_bytes, *less_wide_halves, *wide[:2], *very_wide[:1])
-    rules = [(rule, BUDGETS) for rule in (PUBLISHED, four, two, *shaped_rules)]
+    rules = [(rule, BUDGETS) for rule in (PUBLISHED, four, two, *two_wide[:2], half_bytes, *wide[:2], *very_wide[:1])]
     if remainder:
         rules += [(summed(rule), BUDGETS) for rule in (four, two, *two_wide[:2], *wide[:2])]
     rules += [
@@ -155,7 +154,7 @@ def grid(longest_tokens: int, remainder: bool = False) -> list[Cell]:
     if remainder:
         rules += [(summed(rule), FEW_BUDGETS) for rule in (half_bytes, *fewer_bits, *layers)]
     rules += [(rule, FEW_BUDGETS) for rule in shapes]
-    rules += [(rule, BUDGETS) for rule in (*fine, Rule("oracle_token", 1), Rule("quest", 16))]
+    rules += [(rule, BUDGETS) for rule in (*fine, *less_wide_halves, Rule("oracle_token", 1), Rule("quest", 16))]
     rules += [(rule, FEW_BUDGETS) for rule in (*others, Rule("oracle_page", 16))]
     if remainder:
         rules += [(summed(rule), FEW_BUDGETS) for rule in (PUBLISHED, *fine, *others)]

@@ -3,7 +3,6 @@ They count what they say they count, and fetch nothing large."""
 
 from __future__ import annotations
 
-import importlib
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -11,15 +10,10 @@ from typing import Any
 
 import pytest
 
+from benchmark_scripts import benchmark
 from sparroll.errors import UserError
 
 ROOT = Path(__file__).parents[2]
-
-
-def benchmark(name: str) -> ModuleType:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "benchmarks"))
-        return importlib.import_module(name)
 
 
 @pytest.fixture(scope="module")

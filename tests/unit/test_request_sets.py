@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+from benchmark_scripts import benchmark
 from sparroll import Schedule
 from sparroll.attention.selectors import QuantizedMean
 from sparroll.plan.model_shape import BUILT_IN
-
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
-
-def benchmark(name: str) -> ModuleType:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(BENCHMARKS))
-        return importlib.import_module(name)
 
 
 @pytest.fixture(scope="module")

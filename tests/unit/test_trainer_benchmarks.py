@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -12,15 +11,8 @@ from typing import Any
 import pytest
 from torch import Tensor
 
+from benchmark_scripts import benchmark
 from sparroll.errors import UserError
-
-ROOT = Path(__file__).parents[2]
-
-
-def benchmark(name: str) -> ModuleType:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "benchmarks"))
-        return importlib.import_module(name)
 
 
 @pytest.fixture(scope="module")

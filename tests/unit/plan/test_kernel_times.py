@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from types import ModuleType
 
 import pytest
 
+from benchmark_scripts import benchmark
 from sparroll import records
 from sparroll.attention.selectors import PageMean, QuantizedMean, Quest, Remainder, Selector, Streaming
 from sparroll.calibrate.choice import Machine
@@ -31,9 +31,7 @@ AT_30K = {"lengths": 30_000, "batch": 32, "hardware": "H200"}
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(RECORDS.parent))
-        return importlib.import_module("kernel_times")
+    return benchmark("kernel_times")
 
 
 @pytest.fixture(scope="module")

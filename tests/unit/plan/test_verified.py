@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import json
 import math
@@ -12,6 +11,7 @@ from types import ModuleType
 
 import pytest
 
+from benchmark_scripts import benchmark
 from sparroll import cost
 from sparroll.cli.plan import text
 from sparroll.draft_check import DraftCheck
@@ -41,9 +41,7 @@ ABOUT = {"parameters": 1e9, "prompt_tokens": 100, "response_tokens": 4000, "kv_w
 
 @pytest.fixture(scope="module")
 def check_times() -> ModuleType:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(RECORDS.parent))
-        return importlib.import_module("check_times")
+    return benchmark("check_times")
 
 
 # -- drafts for each token that stands -----------------------------------------------------------------------------------
