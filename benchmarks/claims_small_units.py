@@ -5,22 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from statistics import median
-from typing import Any
 
 from claim_words import Claims, Figures, bare, down, up
 from published_figures import less
 from record_tables import results
-from render_fine import (
-    AGAIN,
-    BLOCKS_OF_16,
-    BY_ALL_MODELS,
-    BY_BOUNDS,
-    BY_BOUNDS_AGAIN,
-    HALF_THE_LANES,
-    STORED_APART,
-    fine_records,
-    reached_goals,
-)
+from render_fine import BLOCKS_OF_16, BY_ALL_MODELS, HALF_THE_LANES, SIX_MODELS, fine_records, reached_goals
 
 MORE = {
     "halves": (BY_ALL_MODELS, "h200"),
@@ -41,15 +30,9 @@ def small_units() -> Figures:
 
 def small_units_over_dense() -> Figures:
     """The range of speed-ups over dense rollouts, of small units and of the published schedules in the same calls. Without
-    the long set, which the published schedules were not measured on before. Of two calls the slower one counts."""
-    found = [
-        each for kind in (BY_ALL_MODELS, AGAIN) for _, name, each in fine_records(kind, ["h200"]) if name != "long"
-    ]
-    slowest: dict[tuple[str, str], float] = {}
-    for each in found:
-        of = each["model"], each["request_set"]
-        slowest[of] = min(each["speedup"], slowest.get(of, each["speedup"]))
-    ours = slowest.values()
+    the long set, which the published schedules were not measured on before."""
+    found = [each for _, name, each in fine_records(BY_ALL_MODELS, ["h200"]) if name != "long"]
+    ours = [each["speedup"] for each in found]
     published = [each["published"]["speedup"] for each in found]
     return {
         "slowest": down(min(ours), 2),
@@ -60,24 +43,20 @@ def small_units_over_dense() -> Figures:
 
 
 def small_units_goals() -> Figures:
-    """Which goals are reached under budgets by all models, how far the others are away, and what other calls say."""
-    goals, here = reached_goals([BY_ALL_MODELS]), _beyond_goals(BY_ALL_MODELS)
-    missed = {of for of, percent in here.items() if percent < 0}
-    assert missed == {("14b", "drained"), ("14b", "steady")}, "other goals are missed"
-    earlier = [*_beyond_goals(BY_BOUNDS).items(), *_beyond_goals(BY_BOUNDS_AGAIN).items()]
-    # The long set lies far above its goal.
-    now, before = (
-        [percent for of, percent in found if of not in missed and of[1] != "long"] for found in (here.items(), earlier)
-    )
-    again, large = _beyond_goals(AGAIN), results(f"rollout-qwen3-14b-drained-{BY_ALL_MODELS}-h200", "rollout")
+    """Which goals are reached under budgets by all models, how far the others are away, and what budgets by six gave."""
+    beyond, by_six = _beyond_goals(BY_ALL_MODELS), _beyond_goals(SIX_MODELS)
+    missed = [percent for (_, name), percent in beyond.items() if name == "steady"]
+    assert set(beyond) == {of for of in by_six if of[0] != "14b"}, "other sets were timed"
+    assert max(missed) < 0 <= min(percent for (_, name), percent in beyond.items() if name != "steady")
+    assert all((percent < 0) == (size == "14b") for (size, _), percent in by_six.items())
+    large = results(f"rollout-qwen3-14b-drained-{SIX_MODELS}-h200", "rollout")
     return {
-        "reached": str(sum(goals.values())),
-        "goals": str(len(goals)),
-        "least": down(min(now), 1),
-        "most": down(max(now), 1),
-        "least_before": down(min(before), 1),
-        "most_before": down(max(before), 1),
-        **{f"{name}_{size}": up(-min(here[size, name], again[size, name]), 1) for size, name in missed},
+        "reached": str(sum(reached_goals([BY_ALL_MODELS]).values())),
+        "goals": str(len(reached_goals([SIX_MODELS]))),
+        "least": down(-max(missed), 1),
+        "most": up(-min(missed), 1),
+        "reached_by_six": str(sum(reached_goals([SIX_MODELS]).values())),
+        **{f"{name}_14b": up(-by_six["14b", name], 1) for name in ("steady", "drained")},
         "ratio_14b": down(large["budget_ratio"], 2),
     }
 
@@ -88,84 +67,6 @@ def _beyond_goals(kind: str) -> dict[tuple[str, str], float]:
         (size, name): 100 * (found["speedup"] / found["target_speedup"] - 1)
         for size, name, found in fine_records(kind, ["h200"])
     }
-
-
-def _shorter(now: dict[str, Any], before: dict[str, Any], engine: str) -> list[float]:
-    """How much shorter the steps of an engine ("fine" or "dense") are than in an earlier call, in %, by moments."""
-    assert now["windows"] == before["windows"], "other moments"
-    assert now["schedule_table"]["steps"] == before["schedule_table"]["steps"], "other budgets"
-    repeats = (found["repeats"][f"{engine}_seconds"] for found in (now, before))
-    return [100 * (1 - median(new) / median(old)) for new, old in zip(*repeats, strict=True)]
-
-
-def _layer_us(found: dict[str, Any]) -> dict[str, float]:
-    """What a kernel takes at a time in the profiled step."""
-    return {each["kernel"]: 1e3 * each["ms"] / each["calls"] for each in found["profile"]["kernels"]}
-
-
-def stored_while_scoring() -> Figures:
-    """How much shorter steps of the steady sets are than in a call before new keys and values were stored by the kernel that
-    scores, in %, by moments and models, in two calls; how much shorter dense steps are there; and the speed-ups over dense
-    rollouts in the second call."""
-    shorter: dict[str, list[float]] = {}
-    first, second = (
-        {(size, name): found for size, name, found in fine_records(kind, ["h200"])}
-        for kind in (BY_BOUNDS, BY_BOUNDS_AGAIN)
-    )
-    for about, call in (("", first), ("_again", second)):
-        for (size, name), now in call.items():
-            before = results(f"rollout-qwen3-{size}-{name}-{STORED_APART}-h200", "rollout")
-            if name == "steady":
-                assert now["schedule_table"] == before["schedule_table"], f"{size}: another schedule"
-                for engine in ("fine", "dense"):
-                    shorter.setdefault(engine + about, []).extend(_shorter(now, before, engine))
-    again = {of: found["speedup"] for of, found in second.items()}
-    return {
-        "least_again": down(min(shorter["fine_again"]), 1),
-        "most_again": up(max(shorter["fine_again"]), 1),
-        "dense_least_again": up(-min(shorter["dense_again"]), 1),
-        "dense_most_again": up(max(shorter["dense_again"]), 1),
-        "longer": up(-min(shorter["fine"]), 1),
-        "shorter": up(max(shorter["fine"]), 1),
-        "dense_longer_least": down(-max(shorter["dense"]), 1),
-        "dense_longer_most": up(-min(shorter["dense"]), 1),
-        "steady_1_7b": down(again["1.7b", "steady"], 2),
-        "drained_1_7b": down(again["1.7b", "drained"], 2),
-        "steady_8b": down(again["8b", "steady"], 2),
-    }
-
-
-def large_budgets() -> Figures:
-    """The us that the choice takes in a layer of 14B's drained set, by a sample and between two bounds before, and how much
-    shorter its steps are, in %."""
-    now, before = (results(f"rollout-qwen3-14b-drained-{kind}-h200", "rollout") for kind in (AGAIN, BY_BOUNDS))
-    assert now["schedule_table"] == before["schedule_table"], "another schedule"
-    assert now["profile"]["step"] == before["profile"]["step"] == now["windows"][3]["step"], "profiles of other moments"
-    us, us_before = (_layer_us(found)["_choose"] for found in (now, before))
-    shorter, dense = (_shorter(now, before, engine) for engine in ("fine", "dense"))
-    assert [each["batch"] for each in now["windows"][3:]] == [25, 16, 1]
-    return {
-        "speedup": down(now["speedup"], 2),
-        "speedup_before": up(before["speedup"], 2),
-        "us": up(us),
-        "us_before": down(us_before),
-        "least": down(min(shorter[3:]), 1),
-        "most": up(max(shorter[3:]), 1),
-        "longer": up(-min(shorter[:3]), 1),
-        "shorter": up(max(shorter[:3]), 1),
-        "dense_longer": up(-min(dense), 1),
-        "dense_shorter": up(max(dense), 1),
-    }
-
-
-def begins_together() -> Figures:
-    """The us of a layer of 32 requests with attention that begins early, and after the choice."""
-    us = {
-        (row["kernel"].rpartition(", ")[2], row.get("kv_budget_tokens")): row["graph_us"]
-        for row in results("kernels-32-requests-4x2-h200", "kernels")["rows"]
-    }
-    assert abs(us["attention after the choice", "1024"] / us["attention early", "1024"] - 1) < 0.01, "not the same"
-    return {"after": up(us["attention after the choice", "4096"]), "early": down(us["attention early", "4096"])}
 
 
 def blocks() -> Figures:
@@ -200,62 +101,17 @@ def blocks() -> Figures:
     }
 
 
-def many_requests() -> Figures:
-    """How much shorter steps under small units are than before many requests chose by a sample and attention began early,
-    in %, and the us of a layer's kernels in a profile beside those of an earlier one of the same step, in blocks of 16."""
-    ends, us, dense = {}, {}, []
-    for size in ("1.7b", "4b", "8b"):
-        now, before, profiled = (
-            results(f"rollout-qwen3-{size}-steady-{kind}-h200", "rollout")
-            for kind in (STORED_APART, HALF_THE_LANES, BLOCKS_OF_16)
-        )
-        assert profiled["schedule_table"]["steps"] == now["schedule_table"]["steps"], "other budgets"
-        shorter, dense_shorter = (_shorter(now, before, engine) for engine in ("fine", "dense"))
-        dense += dense_shorter
-        name = size.replace(".", "_")
-        ends |= {f"least_{name}": down(min(shorter)), f"most_{name}": up(max(shorter))}
-        assert now["profile"]["step"] == profiled["profile"]["step"], "profiles of other moments"
-        for about, found in (("", now), ("_before", profiled)):
-            took = _layer_us(found)
-            us |= {f"{kernel}_{name}{about}": up(took[kernel]) for kernel in ("_score_codes", "_choose", "_gather")}
-    return ends | us | {"least_dense": down(min(dense)), "most_dense": up(max(dense))}
-
-
 def one_token() -> Figures:
     """By how many ms the steps of one token differ whose median counts in the rows of 1.7B with 2 x 2."""
     took = results("rollout-qwen3-1.7b-steady-wide-2x2-h200", "rollout")["one_token_seconds"]
     return {"apart": down(1000 * (median(took) - min(took)), 2)}
 
 
-def disturbed_token() -> Figures:
-    """The ms of the fastest step of one token in the rows of 1.7B and in calls before, and the shares of the attainable in
-    these, in %."""
-
-    def fastest(kind: str) -> float:
-        return 1000 * min(results(f"rollout-qwen3-1.7b-steady-{kind}-h200", "rollout")["one_token_seconds"])
-
-    before = BY_BOUNDS, BY_BOUNDS_AGAIN
-    shares = [
-        100 * found["attainable_share"]
-        for kind in before
-        for size, _, found in fine_records(kind, ["h200"])
-        if size == "1.7b"
-    ]
-    return {
-        "took": down(fastest(BY_ALL_MODELS), 2),
-        "least": down(min(map(fastest, before)), 2),
-        "most": up(max(map(fastest, before)), 2),
-        "least_share": down(min(shares)),
-        "most_share": up(max(shares)),
-    }
-
-
 def steady_profiles() -> Figures:
-    """Shares of attention and choice in the profiled steps of steady sets, without 14B's, and of its bytes in attention's
-    time, in %."""
+    """Shares of attention and choice in the profiled steps of steady sets, and of its bytes in attention's time, in %."""
     gather, of_bytes, choice = [], [], []
-    for size, name, found in fine_records(STORED_APART, ["h200"]):
-        if name == "steady" and size != "14b":
+    for _, name, found in fine_records(BY_ALL_MODELS, ["h200"]):
+        if name == "steady":
             took, floors = found["profile"]["groups_ms"], found["profile"]["floors_ms"]
             gather.append(100 * took["gather"] / sum(took.values()))
             of_bytes.append(100 * floors["gather"] / took["gather"])
@@ -266,25 +122,6 @@ def steady_profiles() -> Figures:
         "bytes_most": down(max(of_bytes)),
         **{f"{name}_least": down(min(values)) for name, values in shares.items()},
         **{f"{name}_most": up(max(values)) for name, values in shares.items()},
-    }
-
-
-def small_units_again() -> Figures:
-    """The second call's speed-ups beside the first one's in blocks of 16, in %."""
-    more, moments = {}, {}
-    for size, name, found in fine_records(BLOCKS_OF_16, ["h200"]):
-        again = results(f"rollout-qwen3-{size}-{name}-{BLOCKS_OF_16}-again-h200", "rollout")
-        assert again["schedule_table"] == found["schedule_table"], f"{size}, {name}: another schedule"
-        more[size, name] = 100 * (again["speedup"] / found["speedup"] - 1)
-        moments[size, name] = [len(each["windows"]) for each in (found, again)]
-    first, second = moments["1.7b", "drained"]
-    elsewhere = [abs(percent) for key, percent in more.items() if key != ("1.7b", "drained")]
-    return {
-        "lower": up(-min(more.values()), 1),
-        "higher": up(max(more.values()), 1),
-        "first": str(first),
-        "second": str(second),
-        "elsewhere": up(max(elsewhere), 1),
     }
 
 
@@ -335,57 +172,26 @@ def trained_under_pairs() -> Figures:
 
 PAGES: Mapping[str, Claims] = {
     "README.md": {
-        "With units of four tokens in two bits, rollouts of 1.7B to 14B are {slowest} to {fastest} times as "
+        "With units of four tokens in two bits, rollouts of 1.7B to 8B are {slowest} to {fastest} times as "
         "fast as dense ones, where the published schedules make them {published_slowest} to {published_fastest} "
         "times as fast in the same calls.": small_units_over_dense,
     },
     "docs/results.md": {
-        "units of 4 tokens in 2 bits make rollouts {halves_least} to {halves_most} % faster than the published schedules in "
-        "the same records.": small_units,
-        "With these budgets {reached} of the {goals} goals are reached, all but the two of 14B.": small_units_goals,
-        "The drained and steady sets of 1.7B, 4B and 8B lie {least} to {most} % above theirs, and in two earlier calls on "
-        "other hosts they lay {least_before} to {most_before} % above them.": small_units_goals,
-        "14B lies {steady_14b} % (steady) and {drained_14b} % (drained) below in the slower of two calls.": (
-            small_units_goals
-        ),
-        "In a second call with these changes, on another host, rollouts of 1.7B were {drained_1_7b} (drained) and "
-        "{steady_1_7b} times (steady) as fast as dense ones, and those of 8B {steady_8b} times (steady).": (
-            stored_while_scoring
-        ),
-        "There steps at the same moments of these two steady sets take {least_again} to {most_again} % less than in a call "
-        "before these changes, while dense steps take between {dense_least_again} % more and {dense_most_again} % "
-        "less.": stored_while_scoring,
-        "On the host of the first call steps of all four steady sets take between {longer} % more and {shorter} % less than "
-        "then, and dense steps {dense_longer_least} to {dense_longer_most} % more.": stored_while_scoring,
-        "and the scaled ones are {ratio_14b} times smaller": small_units_goals,
-        "the choice takes {us} us a layer, where it took {us_before} in an earlier call": large_budgets,
-        "Its steps with 25 requests and fewer are {least} to {most} % shorter than in that call; the others are between "
-        "{longer} % longer and {shorter} % shorter, and dense steps between {dense_longer} % longer and {dense_shorter} % "
-        "shorter": large_budgets,
-        "14B's drained rollouts were {speedup} times as fast as dense ones in that call, and {speedup_before} times "
-        "before": large_budgets,
-        "takes {after} us instead of {early} at a budget of 4,096 tokens, and as long as before at 1,024": begins_together,
+        "units of 4 tokens in 2 bits make rollouts of 1.7B to 8B {halves_least} to {halves_most} % faster than the "
+        "published schedules in the same records.": small_units,
+        "**{reached} of {goals} goals are reached.**": small_units_goals,
+        "The steady sets of these three lie {least} to {most} % below theirs.": small_units_goals,
+        "With budgets by six models {reached_by_six} of {goals} were reached, and 14B lay {steady_14b} % (steady) and "
+        "{drained_14b} % (drained) below its own.": small_units_goals,
+        "and the scaled ones were {ratio_14b} times smaller": small_units_goals,
         "the published schedules were {lost_least} to {lost_most} % slower beside dense attention in the steady sets than "
         "in blocks of 64: 1.7B {before} instead of {now} times.": blocks,
         "takes {us_16} us for 89 requests in blocks of 16, and {us_64} us in blocks of 64": blocks,
         "Dense steps take {dense_least} to {dense_most} % less in blocks of 64": blocks,
-        "In profiles of the first call with both changes (`-stored-apart-`) scores, choice and attention take "
-        "{_score_codes_1_7b}, {_choose_1_7b} and {_gather_1_7b} us a layer for 89 requests of 1.7B, where they took "
-        "{_score_codes_1_7b_before}, {_choose_1_7b_before} and {_gather_1_7b_before} in a profile of the same step before, "
-        "and {_score_codes_8b}, {_choose_8b} and {_gather_8b} instead of {_score_codes_8b_before}, {_choose_8b_before} and "
-        "{_gather_8b_before} us for 62 of 8B": many_requests,
-        "steps at the same moments of the steady sets are {least_1_7b} to {most_1_7b} % shorter for 1.7B, {least_4b} to "
-        "{most_4b} % for 4B and {least_8b} to {most_8b} % for 8B": many_requests,
-        "and dense steps are {least_dense} to {most_dense} % shorter in the later one, too": many_requests,
-        "Attention (*gather*) takes {gather_least} to {gather_most} % of it, and its bytes {bytes_least} to "
+        "Attention (*gather*) takes {gather_least} to {gather_most} % of a step, and its bytes {bytes_least} to "
         "{bytes_most} % of that": steady_profiles,
         "The choice takes another {choice_least} to {choice_most} %, and its bytes a tenth of that.": steady_profiles,
-        "The second one's speed-ups are at most {lower} % lower and at most {higher} % higher": small_units_again,
-        "of which the two measured {first} and {second} of 12 moments; elsewhere they differ by {elsewhere} % or "
-        "less": small_units_again,
         "In the rows of 1.7B with 2 x 2 these differ by {apart} ms": one_token,
-        "took {took} ms at best, where it took {least} to {most} ms in two calls before": disturbed_token,
-        "the shares of 1.7B were {least_share} to {most_share} % then": disturbed_token,
         "With 2 x 2 they reached {reached} of the {goals} goals, and rollouts of 14B were {drained} (drained) and {steady} "
         "(steady) times as fast as dense ones.": small_units_of_two_models,
         "It took {seconds} s, where {moments} of {of} moments say {estimated}, {error} % less": small_units_whole,

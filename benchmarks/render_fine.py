@@ -21,16 +21,13 @@ from sparroll.schedule import Schedule
 DEVICES = ("h200", "h100")
 SIZES = ("1.7b", "4b", "8b", "14b")
 BY_ALL_MODELS = "all-models-4x2"
+SIX_MODELS = f"{BY_ALL_MODELS}-six-models"
 BLOCKS_OF_16, HALF_THE_LANES = f"{BY_ALL_MODELS}-blocks-of-16", f"{BY_ALL_MODELS}-half-the-lanes"
-STORED_APART, BY_BOUNDS = f"{BY_ALL_MODELS}-stored-apart", f"{BY_ALL_MODELS}-by-bounds"
-"""The same schedules, timed in earlier calls: in vLLM's blocks of 16 tokens, in blocks of 64 with a layout of the choice
-that is slow for large budgets, with a kernel of its own that stores new keys and values, and with large budgets that are
-chosen between two bounds."""
-AGAIN, BY_BOUNDS_AGAIN = f"{BY_ALL_MODELS}-again", f"{BY_BOUNDS}-again"
-"""Some of them in another call, on another host."""
-KINDS = (BY_ALL_MODELS, "wide-2x2", "wide", "fine")
-"""Words in the names of records. The budgets of the first are by the six models that were trained to the end and measured
-with wide first layers, and those of the others by fewer."""
+"""Earlier calls with budgets by six of the models, the last two in vLLM's blocks of 16 tokens, and in blocks of 64 with a
+layout of the choice that is slow for large budgets."""
+KINDS = (BY_ALL_MODELS, SIX_MODELS, "wide-2x2", "wide", "fine")
+"""Words in the names of records. The budgets of the first are by all models that were trained to the end and measured with
+wide first layers, and those of the others by fewer."""
 SHOWN_GROUPS = 6
 """Kinds of kernels of a profile, those that take longest."""
 NOT_YET = "Not run yet."
