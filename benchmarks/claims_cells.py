@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from claim_words import Claims, Figures, bare, down, up
 from record_tables import RESULTS, record, results
-from render_cells import CUT_SHORT, LOW_BITS, MODELS, SCALED_BY, WIDE_MODELS
+from render_cells import CUT_SHORT, LARGE_BUDGETS, LOW_BITS, MODELS, SCALED_BY, WIDE_MODELS
 from render_fine import SIZES
 from request_sets import LONGEST
 
@@ -33,6 +33,8 @@ LONGEST_MEASURED = 8192, 16_384
 """Contexts of that bin in models of code."""
 TWO_MODELS = ["code-lm-study-wide-h100", "code-lm-tiny-reasoner-h100"]
 """Records by which the budgets of the older rollouts with wide first layers were scaled."""
+ALL_MODELS = {"4x2": list(SCALED_BY)} | {units: [*TRAINED_WIDE, *LARGE_BUDGETS] for units in ("4x4", "2x2")}
+"""Records of all models, by units: for these two, tiny-reasoner was measured at more budgets in another record."""
 
 
 def scaled_budgets() -> Figures:
@@ -57,36 +59,28 @@ def _schedule(names: list[str], rule: str, size: str) -> Schedule:
 
 def budgets_of_ten_models() -> Figures:
     """The smallest factor of 4 x 2 at a sixth and a third of long contexts by all models; and how many tokens more, in %, a
-    response of LONGEST tokens reads by all than by the six of an earlier call."""
+    response of LONGEST tokens reads by them than by the models of earlier rollouts, with wide first layers."""
     rule, mean = WIDE_RULE.format("4x2"), sum(LONGEST_MEASURED) // 2
-    of_ten = scale_presets.from_records([RESULTS / f"{name}.json" for name in SCALED_BY], rule)[2]
-    more = []
-    for size in SIZES:
-        layers = model_shape(f"Qwen3-{size.upper()}").layers
-        by_ten, by_six = (_read_tokens(_schedule(list(names), rule, size), layers) for names in (SCALED_BY, LOW_BITS))
-        more.append(100 * (by_ten / by_six - 1))
-    return {
-        "sixth": down(of_ten.at(mean, round(mean / 6)), 2),
-        "third": down(of_ten.at(mean, round(mean / 3)), 2),
-        "least": down(min(more)),
-        "most": up(max(more)),
-    }
-
-
-def budgets_of_six_models() -> Figures:
-    """How many tokens more, in %, a response of LONGEST tokens reads with wide first layers by the six models that were
-    trained to the end than by the two of the older rollouts."""
-    said: dict[str, str] = {}
-    for word, units in (("fours", "4x4"), ("pairs", "2x2")):
-        rule, more = WIDE_RULE.format(units), []
-        for size in SIZES:
-            layers = model_shape(f"Qwen3-{size.upper()}").layers
-            of_two, of_all = (
-                _read_tokens(_schedule(names, rule, size), layers) for names in (TWO_MODELS, TRAINED_WIDE)
-            )
-            more.append(100 * (of_all / of_two - 1))
+    ratio = scale_presets.from_records([RESULTS / f"{name}.json" for name in SCALED_BY], rule)[2]
+    said = {"sixth": down(ratio.at(mean, round(mean / 6)), 2), "third": down(ratio.at(mean, round(mean / 3)), 2)}
+    for word, units, before in (
+        ("halves", "4x2", list(LOW_BITS)),
+        ("pairs", "2x2", TWO_MODELS),
+        ("fours", "4x4", TWO_MODELS),
+    ):
+        more = _more_read(units, before)
         said |= {f"{word}_least": down(min(more)), f"{word}_most": up(max(more))}
     return said
+
+
+def _more_read(units: str, before: list[str]) -> list[float]:
+    """How many % more a response of LONGEST tokens reads by all models than by those before, of each size."""
+    rule, more = WIDE_RULE.format(units), []
+    for size in SIZES:
+        layers = model_shape(f"Qwen3-{size.upper()}").layers
+        by_all, by_those = (_read_tokens(_schedule(names, rule, size), layers) for names in (ALL_MODELS[units], before))
+        more.append(100 * (by_all / by_those - 1))
+    return more
 
 
 def _read_tokens(schedule: Schedule, layers: int) -> int:
@@ -96,25 +90,13 @@ def _read_tokens(schedule: Schedule, layers: int) -> int:
 
 
 def wide_first_layers() -> Figures:
-    records_of = {"wide": "wide", "dense": "fine"}
-    drained = {said: results(f"rollout-qwen3-1.7b-drained-{word}-h100", "rollout") for said, word in records_of.items()}
-    timed = results("rollout-qwen3-1.7b-drained-wide-with-cut-h100", "rollout")
-    fours, pairs, halves = (WIDE_RULE.format(units) for units in ("4x4", "2x2", "4x2"))
+    """What 1.7B would read in long contexts with wide first layers, by which models."""
+    units = ("4x4", "4x2", "2x2")
     return {
-        "dense": _scaled(TRAINED_WIDE, "quantized_mean-4x4"),
-        "wide": _scaled(TRAINED_WIDE, fours),
-        "wide_2x2": _scaled(TRAINED_WIDE, pairs),
-        "wide_4x2": _scaled(list(LOW_BITS), halves),
-        "by_ten": _scaled(list(SCALED_BY), halves),
-        "wide_of_two": _scaled(TWO_MODELS, fours),
-        "wide_2x2_of_two": _scaled(TWO_MODELS, pairs),
-        "wide_of_all": _scaled(list(WIDE_MODELS), fours),
+        **{f"by_ten_{each}": _scaled(ALL_MODELS[each], WIDE_RULE.format(each)) for each in units},
+        **{f"of_two_{each}": _scaled(TWO_MODELS, WIDE_RULE.format(each)) for each in ("4x4", "2x2")},
+        "with_cut": _scaled(list(WIDE_MODELS), WIDE_RULE.format("4x4")),
         "published": f"{Schedule.load('qwen3-1.7b-0.86').kv_budget_tokens(LONG_TOKENS):,}",
-        "times": down(timed["speedup"], 2),
-        "published_times": down(timed["published"]["speedup"], 2),
-        **{f"{name}_times": down(found["speedup"], 2) for name, found in drained.items()},
-        **{f"{name}_more": down(found["over_published"], 2) for name, found in drained.items()},
-        "of_old": _budget_of("rollout-qwen3-1.7b-drained-fine-h100"),
     }
 
 
@@ -171,9 +153,10 @@ def dense_layers_and_remainders() -> Figures:
 def tails_of_half_the_bits() -> Figures:
     """How far the tails of units whose index has half the bytes lie from those of 4 x 4, with wide first layers."""
     apart: dict[tuple[str, str], dict[int, list[float]]] = {}
-    for name, told in LOW_BITS.items():
+    for name, told in SCALED_BY.items():
         tail = {cell["name"]: cell["bins"][LONGEST_BIN]["q05"] for cell in results(name, "code_lm_cells")["cells"]}
-        for units, budget in itertools.product(("2x1", "4x2"), FEW_BUDGETS):
+        kinds = ("2x1", "4x2") if name in LOW_BITS else ("4x2",)
+        for units, budget in itertools.product(kinds, FEW_BUDGETS):
             its, fours = (tail[f"{WIDE_RULE.format(each)}-{budget}"] for each in (units, "4x4"))
             apart.setdefault((told.partition(",")[0], units), {}).setdefault(budget, []).append(its - fours)
     every = {key: list(itertools.chain(*by_budget.values())) for key, by_budget in apart.items()}
@@ -211,29 +194,24 @@ PAGES: Mapping[str, Claims] = {
     "docs/results.md": {
         "By all ten, 4 x 2 needs {sixth} times fewer tokens than the published rule at the same tail where that rule reads "
         "a sixth of contexts from 8,192 to 16,384 tokens, and {third} times where it reads a third.": budgets_of_ten_models,
-        "by all ten models a response of 32,768 tokens reads {least} to {most} % more": budgets_of_ten_models,
-        "By all six models a response of 32,768 tokens reads {pairs_least} to {pairs_most} % more under 2 x 2 than in "
-        "those rollouts, and {fours_least} to {fours_most} % more under 4 x 4.": budgets_of_six_models,
+        "By all ten models a response of 32,768 tokens reads {halves_least} to {halves_most} % more.": budgets_of_ten_models,
+        "By all ten a response of 32,768 tokens reads {pairs_least} to {pairs_most} % more under 2 x 2 than in those "
+        "rollouts, and {fours_least} to {fours_most} % more under 4 x 4.": budgets_of_ten_models,
     },
     "docs/small-pages.md": {
-        "Qwen3-1.7B at .86 would read {wide} tokens in long contexts with two wide layers and 4 x 4, where these six give "
-        "{dense} with two dense ones. With two wide layers it would read {wide_4x2} with 4 x 2, and {wide_2x2} with 2 x 2. "
-        "Models of code ask for that many: by the study's model and tiny-reasoner alone it would be {wide_of_two} with 4 x "
-        "4 and {wide_2x2_of_two} with 2 x 2.": wide_first_layers,
-        "By the ratios of the model that was cut short as well, the budget with 4 x 4 is {wide_of_all} tokens of "
-        "{published}, and rollouts are {times} "
-        "times as fast as dense ones on an H100, where the published schedule makes them {published_times} times as "
-        "fast": wide_first_layers,
-        "With the budget of {wide_of_two} tokens they are [{wide_times} times as fast](results.md#small-units), {wide_more} "
-        "times as fast as the published schedule in the same record. Two dense layers and {of_old} tokens made it "
-        "{dense_times} and {dense_more} in an earlier record.": wide_first_layers,
-        "From 512 tokens on the tail of 4 x 2 lies at most {from_512} below that of 4 x 4, but {tiny_from_512} in "
-        "tiny-reasoner.": tails_of_half_the_bits,
+        "Qwen3-1.7B at .86 would read {by_ten_4x4} tokens in long contexts with 4 x 4, {by_ten_4x2} with 4 x 2 and "
+        "{by_ten_2x2} with 2 x 2. By the study's model and tiny-reasoner alone it would be {of_two_4x4} with 4 x 4 and "
+        "{of_two_2x2} with 2 x 2": wide_first_layers,
+        "If the model that was cut short counted as well, the budget with 4 x 4 would be {with_cut} tokens of {published}": (
+            wide_first_layers
+        ),
+        "From 512 tokens on the tail of 4 x 2 lies at most {from_512} below that of 4 x 4, and {tiny_from_512} "
+        "below it in tiny-reasoner.": tails_of_half_the_bits,
         "where 4 x 4 saves least, {least} to {most} % more, and at single budgets up to {single} % "
         "more.": more_at_the_same_kl,
         "in the models of code its tail lies {below} below that of 4 x 4 to {above} above it. 4 x 2 is worse than 4 x 4: "
-        "hardly on the study's model, by {least} to {most} of the tail in code, and by up "
-        "to {tiny} on tiny-reasoner.": tails_of_half_the_bits,
+        "hardly on the study's model, by {least} to {most} of the tail in code (of all eight models that were measured with "
+        "both), and by up to {tiny} on tiny-reasoner.": tails_of_half_the_bits,
         "The training of seed 3 was cut after {steps} of {of} steps (held-out loss {loss} nats), and there 4 x 4 saves "
         "{ratio} times at the same tail.": cut_short,
         "with it they would be {with_it_4x4} tokens with 4 x 4 and {with_it_2x2} with 2 x 2.": scaled_budgets,
@@ -242,8 +220,6 @@ PAGES: Mapping[str, Claims] = {
         "Seeds 0 to 2 and 4 to 7 were trained for {minutes} minutes or less on one GPU each (held-out losses of {loss_0}, "
         "{loss_1}, {loss_2}, {loss_4}, {loss_5}, {loss_6} and {loss_7} nats with seeds 0, 1, 2, 4, 5, 6 and 7)": training,
         "Seeds 8 and 10 were trained for {short} minutes or less, and seeds 11 and 12 for {long} or less.": longer_training,
-        "with two wide layers and 4 x 2 by all ten models that were measured so, Qwen3-1.7B at .86 would read {by_ten} "
-        "tokens in long contexts.": wide_first_layers,
         "(seed 2, at the budget and length where they save least: {without} times fewer than published without it, {with} "
         "with it)": dense_layers_and_remainders,
         "(4 x 4 at 1,024 tokens: a tail of {layer_0} and {both}), but without layer 0 the tail falls to {none}.": (

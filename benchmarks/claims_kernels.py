@@ -15,53 +15,6 @@ from sparroll.plan.kernel_times import kernel_times_of
 from sparroll.plan.speedup import plan
 
 
-def engines_kernels() -> Figures:
-    """Of the engines' kernels at 32 requests of 30,000 tokens."""
-    found = results("fine-kernels-engines-h100", "fine-kernels")
-    rows = {(row["units"], row["kv_budget_tokens"], row["kernel"]): row for row in found["rows"]}
-
-    def us(units: str, budget: int, kernel: str) -> float:
-        return float(rows[f"{units} equal", budget, kernel]["graph_us"])
-
-    layers = {
-        f"{units}_{budget}": up(us(units, budget, "sparse layer"))
-        for units in ("4x4", "page_mean")
-        for budget in (512, 1024)
-    }
-    return {
-        **layers,
-        "scores": up(rows["4x4 equal", 1024, "scores"]["times_floor"], 2),
-        "few": up(rows["4x4 equal", 512, "attention"]["times_floor"], 2),
-        "more": up(rows["4x4 equal", 1024, "attention"]["times_floor"], 2),
-        "choice": up(us("4x4", 1024, "choice")),
-        "choice_2x2": up(us("2x2", 1024, "choice")),
-    }
-
-
-def engines_kernels_on_h200() -> Figures:
-    """Of kernels in blocks of 16 tokens, of 4 x 4 and 2 x 2."""
-    found = results("fine-kernels-low-bits-h200", "fine-kernels")
-    rows = {(*row["units"].split(), row["kv_budget_tokens"], row["kernel"]): row for row in found["rows"]}
-    kinds, budgets = ("4x4", "2x2"), (512, 1024)
-
-    def slowest(kernel: str, units: str, what: str, lengths: str = "equal") -> float:
-        return max(float(rows[units, lengths, budget, kernel][what]) for budget in budgets)
-
-    def attention(budget: int) -> float:
-        return max(float(rows[units, "equal", budget, "attention"]["times_floor"]) for units in kinds)
-
-    return {
-        "copy": down(found["copy_bytes_per_second"] / 1e12, 2),
-        **{units: up(rows[units, "equal", 1024, "sparse layer"]["graph_us"]) for units in kinds},
-        **{f"scores_{units}": up(slowest("scores", units, "times_floor"), 2) for units in kinds},
-        **{f"mixed_{units}": up(slowest("scores", units, "times_floor", "mixed"), 2) for units in kinds},
-        **{f"choice_{units}": up(slowest("choice", units, "graph_us")) for units in kinds},
-        **{f"large_{units}": up(rows[units, "equal", 4096, "choice"]["graph_us"]) for units in kinds},
-        "more": up(attention(1024), 2),
-        "few": up(attention(512), 2),
-    }
-
-
 def blocks_of_64() -> Figures:
     """In blocks of 64: how many times as long as their bytes attention at 512 tokens and scores of 4 x 2 take, and the us of
     a choice among 15,000 units."""
@@ -111,18 +64,6 @@ def with_a_remainder() -> Figures:
             assert of_1024 < with_it < of_4096, "beyond what was timed"
             spared.append(100 * (1 - 1024 / (1024 + 3072 * (with_it - of_1024) / (of_4096 - of_1024))))
     return made | {"least": down(min(spared)), "most": up(max(spared))}
-
-
-def half_the_bytes() -> Figures:
-    """Units whose index has half the bytes beside 4 x 4 in the same call, at 512 tokens of 30,000."""
-    found = results("fine-kernels-low-bits-h200", "fine-kernels")
-    made = {}
-    for row in found["rows"]:
-        if row["kv_budget_tokens"] == 512:
-            units, lengths = row["units"].split()
-            name = f"{row['kernel'].removeprefix('sparse ')}_{units}"
-            made[name if lengths == "equal" else f"{name}_{lengths}"] = up(row["graph_us"])
-    return made
 
 
 def reading_plans() -> Figures:
@@ -240,43 +181,17 @@ PAGES: Mapping[str, Claims] = {
         "tokens of such a layer before it pays": with_a_remainder,
     },
     "docs/small-pages.md": {
-        "With 512 of 30,000 tokens on an H200 it takes {layer_4x2} us, where 4 x 4 takes {layer_4x4} us in the same call "
-        "and 2 x 1 {layer_2x1} us": half_the_bytes,
-        "With contexts of mixed lengths these are {layer_4x2_mixed}, {layer_4x4_mixed} and {layer_2x1_mixed} "
-        "us.": half_the_bytes,
-        "The scores of 4 x 2 take {scores_4x2} us instead of {scores_4x4}, and those of 2 x 1 {scores_2x1} us": (
-            half_the_bytes
-        ),
-        "takes {4x4_1024} us at a budget of 1,024 with 4 x 4 and {page_mean_1024} us with `page_mean`, at 512 {4x4_512} and "
-        "{page_mean_512} us.": engines_kernels,
-        "Scores of 4 x 4 take {scores} times as long as their bytes, attention {more} times at 1,024 tokens and {few} "
-        "times at 512, the choice among 7,500 pages {choice} us and that among 15,000 {choice_2x2} us": engines_kernels,
         "With 40 requests somewhere in their responses, whose budgets are {mean} tokens on average, attention takes "
         "{took_40} us on an H200 where its bytes take {bytes_40} at copy speed, and with 64 requests {took_64} where they "
-        "take {bytes_64}": (reading_plans),
-        "With {least_requests} to {most_requests} requests that read 256 tokens each that makes attention {most_256} % "
-        "faster than equal parts at best, and {slower_256} % slower at worst. Lists of 512 tokens would be {faster_512} % "
-        "faster to {slower_512} % slower.": reading_plans,
-        "on an H200 that copies at {copy} TB/s, kernels take {4x4} us for a layer with 4 x 4 at a budget of 1,024, and "
-        "{2x2} us with 2 x 2": engines_kernels_on_h200,
+        "take {bytes_64}": reading_plans,
         "attention takes {least} to {most} times as long as its bytes at 512 tokens with 4 x 4, 2 x 2 and 4 x 2, and "
         "{least_layer} to {most_layer} times in a layer. Scores of 4 x 2 take {scores} times as long as theirs, with mixed "
         "lengths {scores_mixed} times. The choice among 15,000 pages takes {choice} us at a budget of 1,024, and "
         "{choice_mixed} us with mixed lengths, where many requests choose by a sample; at 4,096 tokens it takes "
         "{choice_large} us": blocks_of_64,
-        "Scores take {scores_4x4} and {scores_2x2} times as long as their bytes there, and with contexts of mixed lengths "
-        "{mixed_4x4} and {mixed_2x2} times. Attention takes {more} times as long at 1,024 tokens and {few} times at 512. "
-        "The choice takes up to {choice_4x4} us among 7,500 pages and {choice_2x2} us among 15,000, and at 4,096 tokens "
-        "{large_4x4} and {large_2x2} us.": engines_kernels_on_h200,
         "it takes {choice_512} us at a budget of 512 and {choice_1024} us at 1,024, where it takes {choice_512_bare} and "
         "{choice_1024_bare} us without peaks in the same call. Peaks cost the scores {scores} us, so a layer takes "
         "{layer_512} and {layer_1024} us with them, and {layer_512_bare} and {layer_1024_bare} us without.": peaks,
-        "Among the 30,000 pages of 1 x 1 it takes {single_512} and {single_1024} us, and {single_512_bare} and "
-        "{single_1024_bare} us without peaks.": peaks,
-        "a layer with 2 x 2 takes {mixed_less} % less than without at a budget of 512, and {mixed_more} % more at "
-        "1,024.": peaks,
-        "There a layer with 1 x 1 takes at least {single} % less with them": peaks,
-        "there they made a layer up to {large} % slower": peaks,
     },
     "docs/plan.md": {
         "The sums are at most {worst} % off the layers that were timed as a whole, and {half} % or less for half of "

@@ -23,8 +23,8 @@ SIZES = ("1.7b", "4b", "8b", "14b")
 BY_ALL_MODELS = "all-models-4x2"
 SIX_MODELS = f"{BY_ALL_MODELS}-six-models"
 BLOCKS_OF_16, HALF_THE_LANES = f"{BY_ALL_MODELS}-blocks-of-16", f"{BY_ALL_MODELS}-half-the-lanes"
-"""Earlier calls with budgets by six of the models, the last two in vLLM's blocks of 16 tokens, and in blocks of 64 with a
-layout of the choice that is slow for large budgets."""
+"""Earlier calls, with budgets by six of the models; by five, in vLLM's blocks of 16 tokens; and by five, in blocks of 64
+with a layout of the choice that is slow for large budgets."""
 KINDS = (BY_ALL_MODELS, SIX_MODELS, "wide-2x2", "wide", "fine")
 """Words in the names of records. The budgets of the first are by all models that were trained to the end and measured with
 wide first layers, and those of the others by fewer."""
@@ -33,8 +33,8 @@ SHOWN_GROUPS = 6
 NOT_YET = "Not run yet."
 
 
-def fine_records(kind: str = "fine", devices: Sequence[str] = DEVICES) -> list[tuple[str, str, dict[str, Any]]]:
-    """(size, request set, results) of what was measured, that on an H200 first. Without records of few moments."""
+def fine_records(kind: str, devices: Sequence[str]) -> list[tuple[str, str, dict[str, Any]]]:
+    """(size, request set, results) of what was measured. Without records of few moments."""
     names = [
         (size, name, f"rollout-qwen3-{size}-{name}-{kind}-{device}")
         for device in devices

@@ -132,9 +132,8 @@ def measure_moments(
 def profile_misses(options: argparse.Namespace, engine: Engine, found: Measured, until: float | None) -> None:
     """The kernels of a step of each set whose target is missed, at the middle one of its moments."""
     schedule, layers = Schedule.load(options.schedules["fine"]), layers_of(options.model)
-    for request_set in options.sets:
-        measured = found.enough(options.engines, request_set)
-        if measured and rollout_record.misses_target(options, found, request_set) and in_time(until):
+    for request_set in profiles_missing(options, found):
+        if in_time(until):
             places = found.common(options.engines, request_set)
             window = found.windows()[request_set][places[len(places) // 2]]
             wall, kernels = profile_step.look(engine, window["contexts"], options)
@@ -144,6 +143,17 @@ def profile_misses(options: argparse.Namespace, engine: Engine, found: Measured,
             about = {"step": window["step"], "batch": len(window["contexts"]), "floors_ms": floors["sparse"]}
             found.put(about | seen, "profile", request_set)
             write(options, found, request_set)
+
+
+def profiles_missing(options: argparse.Namespace, found: Measured) -> list[str]:
+    """The sets that miss their target and have no profile yet."""
+    return [
+        request_set
+        for request_set in options.sets
+        if found.get("profile", request_set) is None
+        and found.enough(options.engines, request_set)
+        and rollout_record.misses_target(options, found, request_set)
+    ]
 
 
 def missing(options: argparse.Namespace, found: Measured, name: str) -> list[tuple[str, int]]:
@@ -163,6 +173,8 @@ def to_do(options: argparse.Namespace, found: Measured, name: str) -> bool:
     if found.get("windows") is None or missing(options, found, name):
         return True
     if options.whole_run and found.get("whole", name) is None:
+        return True
+    if name == "fine" and profiles_missing(options, found):
         return True
     return name == "dense" and (found.get("one_token", "after") is None or bool(rests_missing(options, found)))
 
@@ -201,15 +213,15 @@ def main(argv: list[str] | None = None) -> None:
             print(f"{name} measured after {time.time() - options.began:.0f} s", flush=True)
         if found.get("bandwidth") is None:
             found.put(vllm_engines.copy_bandwidth(), "bandwidth")
-    missing = []
+    without_record = []
     for name in options.sets:
         made = write(options, found, name)
-        missing += [] if made else [name]
+        without_record += [] if made else [name]
         said = json.dumps(rollout_record.shown(made)) if made else f"{name}: too little was measured for a record"
         print(said, flush=True)
     print(f"every measurement is in {options.progress}", flush=True)
-    if missing:
-        raise SystemExit(f"no record of {' and '.join(missing)}: go on with --continue-from {options.progress}")
+    if without_record:
+        raise SystemExit(f"no record of {' and '.join(without_record)}: go on with --continue-from {options.progress}")
 
 
 def about(options: argparse.Namespace) -> dict[str, Any]:

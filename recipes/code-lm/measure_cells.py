@@ -176,13 +176,13 @@ def refusal(rule: Rule, device: str) -> str | None:
 
 
 def results(
-    text: Text, found: dict[Cell, Measured], rows: list[Ratio], asked: int, left_out: dict[str, str]
+    text: Text, found: dict[Cell, Measured], rows: list[Ratio], in_grid: int, left_out: dict[str, str]
 ) -> dict[str, Any]:
     rules = dict.fromkeys(row.rule for row in rows)
     return {
         "text": text.about | {"name": text.name},
         "bins": text.bins,
-        "cells_asked": asked,
+        "cells_in_grid": in_grid,
         "left_out": left_out,
         "cells": [
             {**_described(cell), "seconds": measured.seconds, "bins": measured.rows(text.bins)}

@@ -109,6 +109,45 @@ def test_a_wrong_request_is_refused_and_never_runs_elsewhere(monkeypatch: pytest
             cache.scores("triton")
 
 
+def test_contexts_and_budgets_must_be_contiguous_because_kernels_read_them_one_after_the_other() -> None:
+    cache = paged_cache([40, 40])
+    columns = torch.full((2, 2), 40, dtype=torch.int32, device=DEVICE)
+    ids = torch.zeros(2, 2, 1, dtype=torch.int32, device=DEVICE)
+    scores = torch.zeros(2, 2, cache.units, device=DEVICE)
+    workspace = StepWorkspace.allocate(2, 2, 32, torch.float32, cache.selector, DEVICE, kv_heads=2)
+    rows, column, one = columns[0], columns[:, 0], columns[0, :1].expand(2)
+    for context, budget, named in ((column, rows, "context_tokens_R"), (rows, one, "kv_budget_tokens_R")):
+        with pytest.raises(UserError, match=f"the last axis of {named} must be contiguous.*\n.*contiguous()"):
+            paged.plan_step(context, budget, cache.selector, 1, workspace)
+        with pytest.raises(UserError, match=f"the last axis of {named} must be contiguous"):
+            paged.score_units(
+                cache.query_RHGD, cache.index_PSHW, cache.block_table_RM, context, cache.selector, scores,
+                kv_budget_tokens_R=budget,
+            )  # fmt: skip
+        with pytest.raises(UserError, match=f"the last axis of {named} must be contiguous"):
+            paged.choose_units(scores, context, budget, cache.selector, ids)
+        with pytest.raises(UserError, match=f"the last axis of {named} must be contiguous"):
+            paged.paged_decode(
+                cache.query_RHGD, cache.keys_PBHD, cache.values_PBHD, cache.block_table_RM, ids, context, budget,
+                cache.selector, 1.0, torch.empty_like(cache.query_RHGD),
+            )  # fmt: skip
+    with pytest.raises(UserError, match="the last axis of slots_T must be contiguous"):
+        paged.update_index(cache.keys_PBHD, cache.index_PSHW, column, cache.selector)
+
+
+def test_what_an_operation_would_not_look_at_is_refused() -> None:
+    cache = paged_cache([40, 40])
+    workspace = StepWorkspace.allocate(2, 2, 32, torch.float32, cache.selector, DEVICE, kv_heads=2)
+    with pytest.raises(UserError, match="no paged attention implementation 'trition'.*\n.*triton"):
+        paged.plan_step(cache.context_tokens_R, cache.context_tokens_R, cache.selector, 1, workspace, "trition")
+    with pytest.raises(UserError, match="no groups are weighed.*\n.*leave out log_weights_RHGN"):
+        paged.paged_decode(
+            cache.query_RHGD, cache.keys_PBHD, cache.values_PBHD, cache.block_table_RM,
+            torch.zeros(2, 2, 1, dtype=torch.int32, device=DEVICE), cache.context_tokens_R, cache.context_tokens_R,
+            cache.selector, 1.0, torch.empty_like(cache.query_RHGD), log_weights_RHGN=torch.zeros(2, 2, 2, 1),
+        )  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("requests", "heads", "group", "dim"), [(1, 2, 2, 32), (2, 4, 2, 32), (2, 2, 3, 32), (2, 2, 2, 64)]
 )

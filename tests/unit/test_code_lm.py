@@ -206,7 +206,7 @@ def test_a_rule_that_the_replay_refuses_is_left_out_with_its_reason() -> None:
 
 def cells_of(path: Path) -> tuple[list[str], int]:
     results = measure_cells.records.read(path, "code_lm_cells")["results"]
-    return [cell["name"] for cell in results["cells"]], results["cells_asked"]
+    return [cell["name"] for cell in results["cells"]], results["cells_in_grid"]
 
 
 def test_cells_are_measured_once_and_end_in_a_record_and_a_page(

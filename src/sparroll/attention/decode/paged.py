@@ -76,7 +76,7 @@ def update_index(
         slots_T=(slots_T, (slots_T.numel(),)),
     )
     _index_dtype(index_PSHW, selector)
-    _contiguous_rows(keys_PBHD=keys_PBHD, index_PSHW=index_PSHW)
+    _contiguous_rows(keys_PBHD=keys_PBHD, index_PSHW=index_PSHW, slots_T=slots_T)
     check_scored(selector, impl)
     if apart_2L is not None:
         if impl != "triton":
@@ -110,7 +110,7 @@ def update_groups(
         values_PBHD=(values_PBHD, (blocks, block_tokens, heads, dim)),
         slots_T=(slots_T, (slots_T.numel(),)),
     )
-    _contiguous_rows(keys_PBHD=keys_PBHD, values_PBHD=values_PBHD)
+    _contiguous_rows(keys_PBHD=keys_PBHD, values_PBHD=values_PBHD, slots_T=slots_T)
     _operation(impl, "update_groups", keys_PBHD)(keys_PBHD, values_PBHD, groups_PSHV, slots_T, selector)
 
 
@@ -127,7 +127,9 @@ def plan_step(
 
     most_units: N, the columns of the lists of chosen units. The reference has nothing to plan.
     """
+    _known(impl)
     _shapes(kv_budget_tokens_R=(kv_budget_tokens_R, tuple(context_tokens_R.shape)))
+    _contiguous_rows(context_tokens_R=context_tokens_R, kv_budget_tokens_R=kv_budget_tokens_R)
     if impl == "triton":
         check_fits(workspace, len(context_tokens_R))
         _operation(impl, "plan_step", context_tokens_R)(
@@ -143,9 +145,9 @@ def plan_layers(
     plans: LayerPlans,
 ) -> None:
     """What `plan_step` does, for layers with budgets of their own, all in one kernel: each layer's plan is written into
-    its workspace. The last axis of the budgets must be contiguous. Only Triton has plans."""
+    its workspace. Only Triton has plans."""
     _shapes(kv_budget_tokens_LR=(kv_budget_tokens_LR, (len(plans.workspaces), len(context_tokens_R))))
-    _contiguous_rows(kv_budget_tokens_LR=kv_budget_tokens_LR)
+    _contiguous_rows(context_tokens_R=context_tokens_R, kv_budget_tokens_LR=kv_budget_tokens_LR)
     if plans.workspaces:
         check_fits(plans.workspaces[0], len(context_tokens_R))
         _operation("triton", "plan_layers", context_tokens_R)(
@@ -195,9 +197,13 @@ def score_units(
     )
     if kv_budget_tokens_R is not None:
         _shapes(kv_budget_tokens_R=(kv_budget_tokens_R, (requests,)))
+        _contiguous_rows(kv_budget_tokens_R=kv_budget_tokens_R)
     _index_dtype(index_PSHW, selector)
     _dtype("scores_RHU", scores_RHU, torch.float32)
-    _contiguous_rows(query_RHGD=query_RHGD, index_PSHW=index_PSHW, block_table_RM=block_table_RM, scores_RHU=scores_RHU)
+    _contiguous_rows(
+        query_RHGD=query_RHGD, index_PSHW=index_PSHW, block_table_RM=block_table_RM, context_tokens_R=context_tokens_R,
+        scores_RHU=scores_RHU,
+    )  # fmt: skip
     check_scored(selector, impl)
     if impl == "triton":
         check_fits(workspace, requests)
@@ -212,7 +218,7 @@ def score_units(
     _check_log_weights(log_weights_RHGN, (requests, heads, group), selector, impl)
     if log_weights_RHGN is not None:
         if groups_PSHV is None:
-            raise UserError("log_weights_RHGN needs groups_PSHV")
+            raise UserError("log_weights_RHGN needs groups_PSHV", "give the rows that update_groups wrote")
         _groups_shape(groups_PSHV, (blocks, units_per_block * selector.unit_tokens, heads, dim), selector)
         needed = -(-scores_RHU.shape[2] // selector.units_per_group)
         _shapes(log_weights_RHGN=(log_weights_RHGN, (requests, heads, group, needed)))
@@ -258,7 +264,10 @@ def choose_units(
     )
     _dtype("scores_RHU", scores_RHU, torch.float32)
     _dtype("unit_ids_RHN", unit_ids_RHN, torch.int32)
-    _contiguous_rows(scores_RHU=scores_RHU, unit_ids_RHN=unit_ids_RHN)
+    _contiguous_rows(
+        scores_RHU=scores_RHU, context_tokens_R=context_tokens_R, kv_budget_tokens_R=kv_budget_tokens_R,
+        unit_ids_RHN=unit_ids_RHN,
+    )  # fmt: skip
     if workspace is not None and impl == "triton":
         if not planned:
             raise UserError(
@@ -274,7 +283,7 @@ def choose_units(
         _peaks(peaks_RHK, scores_RHU)
     if pages_RHN is not None:
         if block_table_RM is None or units_per_block is None:
-            raise UserError("pages_RHN needs block_table_RM and units_per_block")
+            raise UserError("pages_RHN needs block_table_RM and units_per_block", "give both, or leave out pages_RHN")
         _shapes(
             pages_RHN=(pages_RHN, tuple(unit_ids_RHN.shape)),
             block_table_RM=(block_table_RM, (requests, block_table_RM.shape[-1])),
@@ -339,7 +348,8 @@ def paged_decode(
     _dtype("unit_ids_RHN", unit_ids_RHN, torch.int32)
     _contiguous_rows(
         query_RHGD=query_RHGD, keys_PBHD=keys_PBHD, values_PBHD=values_PBHD, block_table_RM=block_table_RM,
-        unit_ids_RHN=unit_ids_RHN, out_RHGD=out_RHGD,
+        unit_ids_RHN=unit_ids_RHN, context_tokens_R=context_tokens_R, kv_budget_tokens_R=kv_budget_tokens_R,
+        out_RHGD=out_RHGD,
     )  # fmt: skip
     if announced and not planned and impl == "triton":
         raise UserError("lists that are announced need a plan that was made before", "plan_step(...), planned=True")
@@ -351,13 +361,16 @@ def paged_decode(
         index_PSHW = groups_PSHV = None
     else:
         if index_PSHW is None or groups_PSHV is None:
-            raise UserError("attention with a remainder needs index_PSHW and groups_PSHV")
+            raise UserError(
+                "attention with a remainder needs index_PSHW and groups_PSHV",
+                "give the rows that update_index and update_groups wrote",
+            )
         units_per_block = _units_per_block(block_tokens, selector)
         _shapes(index_PSHW=(index_PSHW, (blocks, units_per_block, heads, selector.index_width(dim))))
         _index_dtype(index_PSHW, selector)
         _contiguous_rows(index_PSHW=index_PSHW)
         _groups_shape(groups_PSHV, (blocks, block_tokens, heads, dim), selector)
-        _check_log_weights(log_weights_RHGN, (requests, heads, group), selector, impl)
+    _check_log_weights(log_weights_RHGN, (requests, heads, group), selector, impl)
     if impl == "triton":
         check_fits(workspace, requests, (heads, group, dim))
         if workspace is not None and selector.remainder is not None:
@@ -368,10 +381,14 @@ def paged_decode(
     )  # fmt: skip
 
 
-@cache
-def _load(impl: str, name: str) -> Callable[..., Any]:
+def _known(impl: str) -> None:
     if impl not in _MODULES:
         raise UserError(f"no paged attention implementation {impl!r}", nearest(impl, list(_MODULES)))
+
+
+@cache
+def _load(impl: str, name: str) -> Callable[..., Any]:
+    _known(impl)
     try:
         module = importlib.import_module(f"sparroll.attention.decode.{_MODULES[impl][name]}")
     except ModuleNotFoundError as error:
@@ -429,7 +446,7 @@ def _contiguous_rows(**named: Tensor) -> None:
         if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
             raise UserError(
                 f"the last axis of {name} must be contiguous, got strides {tuple(tensor.stride())}",
-                "pass a view of the cache whose last axis is the head dimension",
+                "call .contiguous(), or pass a view whose last axis has stride 1",
             )
 
 

@@ -139,7 +139,8 @@ class StepWorkspace:
         """
         if group > 16 or dim > 256:
             raise UserError(
-                f"the triton decode takes up to 16 query heads per kv head and head size 256, got {group} and {dim}"
+                f"the triton decode takes up to 16 query heads per kv head and head size 256, got {group} and {dim}",
+                'impl="reference" takes any',
             )
         device = torch.device(device)
         tile = tile or Tile.default(dim, dtype.itemsize, device)
