@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,13 +12,12 @@ from typing import Any
 
 import pytest
 
-BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")
+from benchmark_scripts import benchmark
 
 
 @pytest.fixture
-def in_turns(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    return importlib.import_module("engines_in_turns")
+def in_turns() -> ModuleType:
+    return benchmark("engines_in_turns")
 
 
 class Stub:
@@ -83,7 +81,7 @@ def test_requests_get_as_many_tokens_as_all_turns_decode(in_turns: ModuleType, m
 def test_a_cell_that_one_engine_does_not_hold_is_skipped_in_all(
     in_turns: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decode_step, asked, started = importlib.import_module("decode_step"), [], []
+    decode_step, asked, started = benchmark("decode_step"), [], []
 
     def apart(model: str, folder: Path, sparroll: dict[str, Any] | None, **settings: Any) -> Stub:
         started.append((model, sparroll, settings))
@@ -109,7 +107,7 @@ def test_a_cell_that_one_engine_does_not_hold_is_skipped_in_all(
 
 
 def test_single_cells_take_the_place_of_all_contexts_with_all_batches() -> None:
-    decode_step = importlib.import_module("decode_step")
+    decode_step = benchmark("decode_step")
     cells = [decode_step.cell_of(text) for text in ("8x100", "1x2000")]
     options = argparse.Namespace(batches=[64], contexts=[1], cells=cells, short=1024)
     assert decode_step.rounds(options) == [(100, 8), (100, 8), (2000, 1), (100, 8)]

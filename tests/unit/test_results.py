@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 import subprocess
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from benchmark_scripts import benchmark
 from sparroll import records
 
 ROOT = Path(__file__).parents[2]
@@ -20,9 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def tables() -> ModuleType:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "benchmarks"))
-        return importlib.import_module("render")
+    return benchmark("render")
 
 
 def test_tables_and_figures_are_those_of_the_records(tables: ModuleType) -> None:
@@ -33,7 +31,7 @@ def test_tables_and_figures_are_those_of_the_records(tables: ModuleType) -> None
 
 
 def test_a_claim_writes_its_figures_wherever_the_lines_break(tables: ModuleType) -> None:
-    claims = importlib.import_module("claims")
+    claims = benchmark("claims")
     claim = claims.Claim(
         "page.md", "is {fast} times as fast, at {share} % of\nit", lambda: {"fast": "1.39", "share": "73"}
     )
@@ -175,7 +173,7 @@ def checked_run(row: str, state: str, steps: int) -> dict[str, Any]:
 def test_rows_of_other_checks_stand_beside_the_usual_one_once_they_ran_whole(
     tables: ModuleType, tmp_path: Path, monkeypatch
 ) -> None:
-    study = importlib.import_module("render_study")
+    study = benchmark("render_study")
     plain = study_of(**dict.fromkeys(("dense", "fixed-tis", "calibrated-0.75", "calibrated-0.86"), ("finished", 4, "")))
     for run in plain["runs"]:
         run["series"] = {}
@@ -198,7 +196,7 @@ def test_rows_of_other_checks_stand_beside_the_usual_one_once_they_ran_whole(
 
 
 def test_the_table_of_checks_stands_with_its_record_and_only_then(tables: ModuleType, tmp_path, monkeypatch) -> None:
-    study = importlib.import_module("render_study")
+    study = benchmark("render_study")
     monkeypatch.setattr(study, "RESULTS", tmp_path)
     assert study.study_checks() == ""
     about = {"reward": 0.53125, "reward_standard_error": 0.0441, "kl": 0.02512, "largest_nats": 4.58}
@@ -229,7 +227,7 @@ def verified_cell(engine: str, rate: float, **more: Any) -> dict[str, Any]:
 def test_verified_rollouts_stand_beside_what_ran_with_the_same_requests(
     tables: ModuleType, tmp_path: Path, monkeypatch
 ) -> None:
-    speed = importlib.import_module("render_speed")
+    speed = benchmark("render_speed")
     monkeypatch.setattr(speed, "RESULTS", tmp_path)
     assert len(speed.verified_rollouts().splitlines()) == 2 and speed.verified_runs() == ""
     batch = {"set": "batch", "step": 0, "batch": 32, "context_tokens": 960_000}
@@ -266,7 +264,7 @@ def test_verified_rollouts_stand_beside_what_ran_with_the_same_requests(
 
 def test_no_budget_of_checked_drafts_gains_by_its_call(tables: ModuleType, monkeypatch) -> None:
     """Each counts with its slowest call, beside the fastest dense runs of all."""
-    drafts = importlib.import_module("render_drafts")
+    drafts = benchmark("render_drafts")
 
     def run(engine: str, rate: float, **more: Any) -> dict[str, Any]:
         return {"set": "steady", "moments": 3, "engine": engine, "tokens_per_second": rate, **more}

@@ -5,32 +5,25 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib
 import json
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
 
 import pytest
 
+from benchmark_scripts import benchmark
 from sparroll import Schedule, records
 from sparroll.attention.selectors import QuantizedMean
 from sparroll.attention.selectors.remainder import Remainder
 from sparroll.schedule import Step
 
-BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")
 NAMES = ("request_sets", "step_bytes", "measured_windows", "fine_schedule", "rollout", "rollout_record", "render_fine")
 
 
 @pytest.fixture(scope="module")
-def modules() -> Iterator[dict[str, ModuleType]]:
-    sys.path.insert(0, BENCHMARKS)
-    try:
-        yield {name: importlib.import_module(name) for name in NAMES}
-    finally:
-        sys.path.remove(BENCHMARKS)
+def modules() -> dict[str, ModuleType]:
+    return {name: benchmark(name) for name in NAMES}
 
 
 @pytest.fixture

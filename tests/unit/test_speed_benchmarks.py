@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
@@ -14,34 +11,28 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from benchmark_scripts import benchmark
 from sparroll import Schedule, records
 from sparroll.engines.report import EngineReport
 
-BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")
+MODULES = (
+    "vllm_engines",
+    "step_bytes",
+    "decode_step",
+    "dense_requests",
+    "profile_step",
+    "sparse_training",
+    "whole_run",
+    "verified_rollouts",
+    "render_speed",
+    "rl_grid",
+    "calibration_cost",
+)
 
 
 @pytest.fixture(scope="module")
-def benchmark_modules() -> Iterator[dict[str, ModuleType]]:
-    sys.path.insert(0, BENCHMARKS)
-    try:
-        yield {
-            name: importlib.import_module(name)
-            for name in (
-                "vllm_engines",
-                "step_bytes",
-                "decode_step",
-                "dense_requests",
-                "profile_step",
-                "sparse_training",
-                "whole_run",
-                "verified_rollouts",
-                "render_speed",
-                "rl_grid",
-                "calibration_cost",
-            )
-        }
-    finally:
-        sys.path.remove(BENCHMARKS)
+def benchmark_modules() -> dict[str, ModuleType]:
+    return {name: benchmark(name) for name in MODULES}
 
 
 @pytest.fixture

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+from benchmark_scripts import benchmark
 
 
 @pytest.fixture
-def step_costs(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.setattr(sys, "path", [str(BENCHMARKS), *sys.path])
-    import step_costs
-
-    return step_costs
+def step_costs() -> ModuleType:
+    return benchmark("step_costs")
 
 
 def step(seconds: float, **more: Any) -> dict[str, Any]:

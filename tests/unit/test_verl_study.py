@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+from benchmark_scripts import benchmark
 
 
 @pytest.fixture
-def verl_study(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.setattr(sys, "path", [str(BENCHMARKS), *sys.path])
-    import verl_study
-
-    return verl_study
+def verl_study() -> ModuleType:
+    return benchmark("verl_study")
 
 
 def test_a_log_of_verl_becomes_series_and_accuracies(verl_study: ModuleType) -> None:

@@ -11,36 +11,24 @@ from typing import Any
 import pytest
 import torch
 
+from benchmark_scripts import benchmark
 from sparroll.schedule import Schedule
 from sparroll.types import Rollout, TokenScores, TopK
-
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
-
-@pytest.fixture(autouse=True)
-def on_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [str(BENCHMARKS), *sys.path])
 
 
 @pytest.fixture
 def seen() -> ModuleType:
-    import verl_seen
-
-    return verl_seen
+    return benchmark("verl_seen")
 
 
 @pytest.fixture
 def watch() -> ModuleType:
-    import verl_watch
-
-    return verl_watch
+    return benchmark("verl_watch")
 
 
 @pytest.fixture
 def ceilings() -> ModuleType:
-    import trainer_ceiling
-
-    return trainer_ceiling
+    return benchmark("trainer_ceiling")
 
 
 def write_lines(path: Path, lines: list[dict[str, Any]]) -> None:
@@ -187,7 +175,7 @@ def test_settings_are_those_of_the_first_replica_and_what_differs_in_others(seen
 
 
 def test_an_engines_settings_are_read_from_its_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
-    import engine_facts
+    engine_facts = benchmark("engine_facts")
 
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0.0"))
     config = SimpleNamespace(

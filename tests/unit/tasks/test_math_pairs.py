@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -11,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from benchmark_scripts import benchmark
 from sparroll import records
 from sparroll.tasks.math.grading.magnitude import attempted
 from sparroll.tasks.math.pool import Pool
@@ -36,13 +35,8 @@ def recorded(name: str) -> Any:
 
 
 @pytest.fixture(scope="module")
-def verdicts() -> Iterator[ModuleType]:
-    folder = str(ROOT / "benchmarks")
-    sys.path.insert(0, folder)
-    try:
-        yield importlib.import_module("verdicts")
-    finally:
-        sys.path.remove(folder)
+def verdicts() -> ModuleType:
+    return benchmark("verdicts")
 
 
 @pytest.fixture(scope="module")

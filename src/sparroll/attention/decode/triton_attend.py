@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, no_type_check
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -17,6 +16,7 @@ from sparroll.attention.decode.remainder import triton_remainder, triton_unread
 from sparroll.attention.decode.triton_launch import (
     let_next_begin,
     overlapping,
+    runs_ptx,
     wait_for_previous,
     wait_until_announced,
 )
@@ -120,7 +120,7 @@ def paged_decode(
         TILE=tile.tokens,
         WITH_PAGES=pages_RHN is not None,
         ALIKE=keys_PBHD.stride() == values_PBHD.stride(),
-        COMPILED=query_RHGD.is_cuda and torch.version.hip is None,
+        COMPILED=runs_ptx(query_RHGD),
         WITH_UNREAD=unread_parts > 0,
         ANNOUNCED=early,
         num_warps=tile.warps,

@@ -32,7 +32,13 @@ _TRIES = tl.constexpr(256)
 
 def overlapping(tensor: Tensor) -> dict[str, Any]:
     """Launch options for kernels on the tensor's device."""
-    return {"launch_pdl": True} if tensor.is_cuda and _capability(tensor.device) >= (9, 0) else {}
+    return {"launch_pdl": True} if runs_ptx(tensor) and _capability(tensor.device) >= (9, 0) else {}
+
+
+def runs_ptx(tensor: Tensor) -> bool:
+    """Whether kernels on the tensor's device may hold NVIDIA's own instructions: not in the interpreter, nor on ROCm, whose
+    devices are also called "cuda"."""
+    return tensor.is_cuda and torch.version.hip is None
 
 
 @cache

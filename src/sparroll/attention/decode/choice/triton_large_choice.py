@@ -14,7 +14,7 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from sparroll.attention.decode.choice.triton_listing import list_units, ordered_scores, page_of
+from sparroll.attention.decode.choice.triton_listing import list_candidates, list_units, ordered_scores, page_of
 from sparroll.attention.decode.choice.triton_threshold import (
     LARGEST,
     LEAST,
@@ -143,10 +143,16 @@ def _threshold_between(
             ordered = ordered_scores(scores_row, start + inside, units, LOADED)
             higher = ordered > high
             above += tl.sum(tl.reshape(higher.to(tl.int32), [CHUNK]), axis=0)
-            between = list_units(
-                listed_row, listed_row, listed_row, start + inside, (ordered >= low) & ~higher, between, ROWS, QUADS,
-                ROOM, 1, False, COMPILED,
-            )  # fmt: skip
+            between = list_candidates(
+                listed_row,
+                start + inside,
+                (ordered >= low) & ~higher,
+                between,
+                ROWS,
+                QUADS,
+                ROOM,
+                COMPILED,
+            )
         apart = 8 * (high.to(tl.int64) - low + 1)
         if above >= wanted:
             low = high + 1

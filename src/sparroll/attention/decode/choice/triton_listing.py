@@ -67,6 +67,22 @@ def list_units(
 
 @triton.jit
 @no_type_check
+def list_candidates(
+    row,
+    unit,
+    listed,
+    before,
+    ROWS: tl.constexpr,
+    QUADS: tl.constexpr,
+    ROOM: tl.constexpr,
+    COMPILED: tl.constexpr,
+):
+    """What `list_units` does, for lists without pages."""
+    return list_units(row, row, row, unit, listed, before, ROWS, QUADS, ROOM, 1, False, COMPILED)
+
+
+@triton.jit
+@no_type_check
 def places_of_best(ordered, threshold, wanted):
     """Where lanes above the threshold go, and of those equal to it the first, up to `wanted` in all; which they are."""
     above = (ordered > threshold).to(tl.int32)

@@ -46,7 +46,7 @@ from sparroll.attention.decode.choice.triton_threshold import (
     ordered_bits,
     searched,
 )
-from sparroll.attention.decode.triton_launch import announce, let_next_begin, overlapping, wait_for_previous
+from sparroll.attention.decode.triton_launch import announce, let_next_begin, overlapping, runs_ptx, wait_for_previous
 from sparroll.attention.decode.workspace import FEW_PAIRS, MANY_PAIRS, PEAK_UNITS, by_sample
 from sparroll.attention.selectors.base import Selector
 
@@ -163,7 +163,7 @@ def choose_units(
         LOADED=4 if aligned else 1,
         WITH_PAGES=pages_RHN is not None,
         FILL_REST=fill_rest,
-        COMPILED=scores_RHU.is_cuda,
+        COMPILED=runs_ptx(scores_RHU),
         PEAK_LANES=peak_lanes,
         PLANNED=planned,
         ANNOUNCED=announced is not None,

@@ -29,7 +29,7 @@ from sparroll.attention.decode.triton_codes import (
     words_apart,
 )
 from sparroll.attention.decode.triton_index import loaded_bytes, words_of
-from sparroll.attention.decode.triton_launch import let_next_begin, overlapping, wait_for_previous
+from sparroll.attention.decode.triton_launch import let_next_begin, overlapping, runs_ptx, wait_for_previous
 from sparroll.attention.decode.triton_work_split import competes
 from sparroll.attention.selectors.quantized_mean import QuantizedMean
 
@@ -142,7 +142,7 @@ def sum_unread(
         TILE=layout.groups,
         LISTED=layout.listed,
         WITH_PAGES=pages_RHN is not None,
-        DP4A=query_RHGD.is_cuda and torch.version.hip is None,
+        DP4A=runs_ptx(query_RHGD),
         enable_fp_fusion=False,
         **layout.options,
         **overlapping(query_RHGD),

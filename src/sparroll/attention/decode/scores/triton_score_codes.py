@@ -34,7 +34,7 @@ from sparroll.attention.decode.triton_codes import (
     words_apart,
 )
 from sparroll.attention.decode.triton_index import loaded_bytes, words_of
-from sparroll.attention.decode.triton_launch import let_next_begin, overlapping, wait_for_previous
+from sparroll.attention.decode.triton_launch import let_next_begin, overlapping, runs_ptx, wait_for_previous
 from sparroll.attention.decode.triton_work_split import (
     by_request,
     competes,
@@ -121,7 +121,7 @@ def score_units(
         per_group, spreads_at = selector.units_per_group, remainder.spreads_at(dim)
         assert tile % per_group == 0, f"a tile of {tile} units does not hold whole groups of {per_group}"
     layout = layout or ScoreLayout.default(tile, selector.bits, lanes, group if per_group else 0)
-    compiled = query_RHGD.is_cuda and torch.version.hip is None
+    compiled = runs_ptx(query_RHGD)
     _score_codes[(programs or workspace.processors * layout.programs_per_multiprocessor,)](
         query_RHGD,
         words,
