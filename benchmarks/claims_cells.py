@@ -100,11 +100,6 @@ def wide_first_layers() -> Figures:
     }
 
 
-def _budget_of(name: str) -> str:
-    """Tokens that a layer of a rollout read in long contexts."""
-    return f"{Schedule.load(results(name, 'rollout')['schedule_table']).kv_budget_tokens(LONG_TOKENS):,}"
-
-
 def training() -> Figures:
     """Of the models of code that were trained to the end: how long the longest training took, and each held-out loss."""
     of_code = filter(None, (re.fullmatch(r"code-lm-(seed-(\d+)-.*)", name) for name in TRAINED))

@@ -70,21 +70,7 @@ def reading_plans() -> Figures:
     """Attention of many requests with budgets of their own, and the time of its bytes, in us."""
     found = results("reading-plans-h200", "reading-plans")["rows"]
     rows = {row["requests"]: row for row in found if row["contexts"] == "mixed"}
-    own = {
-        budget: {
-            row["requests"]: 100 * (row["attention_us"]["own"] / row["attention_us"]["programs"] - 1)
-            for row in found
-            if (row["contexts"], row["budgets"]) == ("equal", budget) and row["requests"] > 33
-        }
-        for budget in ("256", "512")
-    }
     return {
-        "least_requests": str(min(own["256"])),
-        "most_requests": str(max(own["256"])),
-        "slower_256": up(max(own["256"].values()), 1),
-        "most_256": down(-min(own["256"].values()), 1),
-        "faster_512": down(-min(own["512"].values()), 1),
-        "slower_512": up(max(own["512"].values()), 1),
         "mean": f"{round(rows[40]['mean_budget_tokens']):,}",
         **{f"took_{requests}": up(rows[requests]["attention_us"]["planned"]) for requests in (40, 64)},
         **{f"bytes_{requests}": down(rows[requests]["floor_us"]) for requests in (40, 64)},
@@ -92,18 +78,12 @@ def reading_plans() -> Figures:
 
 
 def peaks() -> Figures:
-    """What peaks of scores change on an H200, in us and in % of a layer; 1 x 1 is of an earlier record."""
+    """What peaks of scores change for 2 x 2 on an H200, in us."""
     about = kernel_times.GPUS[0]
     took = {kind: kernel_times.timed_layers(about, kind)[1] for kind in ("rows", "without_peaks")}
 
-    def us(kind: str, kernel: str, budget: int, units: str = "2x2 equal") -> float:
-        return 1e6 * took[kind][units, budget][kernel]
-
-    def more(units: str, budget: int) -> float:
-        """% of a layer."""
-        return 100 * (
-            us("rows", "sparse layer", budget, units) / us("without_peaks", "sparse layer", budget, units) - 1
-        )
+    def us(kind: str, kernel: str, budget: int) -> float:
+        return 1e6 * took[kind]["2x2 equal", budget][kernel]
 
     budgets = (512, 1024)
     return {
@@ -112,19 +92,7 @@ def peaks() -> Figures:
         **{f"layer_{budget}": up(us("rows", "sparse layer", budget)) for budget in budgets},
         **{f"layer_{budget}_bare": down(us("without_peaks", "sparse layer", budget)) for budget in budgets},
         "scores": up(max(us("rows", "scores", budget) - us("without_peaks", "scores", budget) for budget in budgets)),
-        "mixed_less": down(_above_0(-more("2x2 mixed", 512))),
-        "mixed_more": up(_above_0(more("2x2 mixed", 1024))),
-        **{f"single_{budget}": up(us("rows", "choice", budget, "1x1 equal")) for budget in budgets},
-        **{f"single_{budget}_bare": down(us("without_peaks", "choice", budget, "1x1 equal")) for budget in budgets},
-        "large": up(max(more(units, 4096) for units in ("2x2 equal", "2x1 equal"))),
-        "single": down(-max(more("1x1 equal", budget) for budget in budgets)),
     }
-
-
-def _above_0(value: float) -> float:
-    """The value of a sentence that says "less" or "more"."""
-    assert value > 0, "the sentence would say the contrary"
-    return value
 
 
 def kernel_layers() -> Figures:

@@ -14,8 +14,6 @@ from render_speed import OVERHEAD_GOAL, decode_cells, pairs
 from sparroll import records
 
 BY_TURNS = "decode-step-batch-1-in-turns-fine-qwen3-1.7b-{}"
-BEFORE = tuple(f"decode-step-batch-1-{kind}fine-qwen3-1.7b-h200" for kind in ("", "busy-host-", "sixteen-cores-"))
-"""Of an H200, one engine after the other."""
 IN_BUDGET = "decode-step-within-budget-fine-qwen3-1.7b-{}"
 IN_BUDGET_BEFORE = ("h100", "h200", "separate-h100", "separate-h200", "separate-later-h200")
 """One engine after the other."""
