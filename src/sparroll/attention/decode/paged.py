@@ -360,16 +360,7 @@ def paged_decode(
     if selector.remainder is None:
         index_PSHW = groups_PSHV = None
     else:
-        if index_PSHW is None or groups_PSHV is None:
-            raise UserError(
-                "attention with a remainder needs index_PSHW and groups_PSHV",
-                "give the rows that update_index and update_groups wrote",
-            )
-        units_per_block = _units_per_block(block_tokens, selector)
-        _shapes(index_PSHW=(index_PSHW, (blocks, units_per_block, heads, selector.index_width(dim))))
-        _index_dtype(index_PSHW, selector)
-        _contiguous_rows(index_PSHW=index_PSHW)
-        _groups_shape(groups_PSHV, (blocks, block_tokens, heads, dim), selector)
+        _check_remainder(index_PSHW, groups_PSHV, (blocks, block_tokens, heads, dim), selector)
     _check_log_weights(log_weights_RHGN, (requests, heads, group), selector, impl)
     if impl == "triton":
         check_fits(workspace, requests, (heads, group, dim))
@@ -439,6 +430,23 @@ def _check_log_weights(log_weights: Tensor | None, heads: tuple[int, int, int], 
     _shapes(log_weights_RHGN=(log_weights, (*heads, log_weights.shape[-1])))
     _dtype("log_weights_RHGN", log_weights, torch.float32)
     _contiguous_rows(log_weights_RHGN=log_weights)
+
+
+def _check_remainder(
+    index: Tensor | None, groups: Tensor | None, cache: tuple[int, int, int, int], selector: Selector
+) -> None:
+    """What attention with a remainder needs beside a cache [P, B, H, D]: rows of units and of groups."""
+    if index is None or groups is None:
+        raise UserError(
+            "attention with a remainder needs index_PSHW and groups_PSHV",
+            "give the rows that update_index and update_groups wrote",
+        )
+    blocks, block_tokens, heads, dim = cache
+    rows = blocks, _units_per_block(block_tokens, selector), heads, selector.index_width(dim)
+    _shapes(index_PSHW=(index, rows))
+    _index_dtype(index, selector)
+    _contiguous_rows(index_PSHW=index)
+    _groups_shape(groups, cache, selector)
 
 
 def _contiguous_rows(**named: Tensor) -> None:

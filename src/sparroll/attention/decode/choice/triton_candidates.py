@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from sparroll.attention.decode.choice.triton_large_choice import ROWS as LISTED_ROWS
-from sparroll.attention.decode.choice.triton_listing import list_candidates, ordered_scores, put, scores_of
+from sparroll.attention.decode.choice.triton_listing import list_units, ordered_scores, put, scores_of
 from sparroll.attention.decode.choice.triton_threshold import (
     LARGEST,
     LEAST,
@@ -71,20 +71,11 @@ def candidates_of_all(
     )  # fmt: skip
     count = tl.zeros([], tl.int32)
     if HELD:
-        count = list_candidates(listed_row, inside, ordered >= low, count, ROWS, QUADS, ROOM, COMPILED)
+        count = list_units(listed_row, inside, ordered >= low, count, ROWS, QUADS, ROOM, COMPILED)
     else:
         for start in range(0, units, CHUNK):
             part = ordered_scores(scores_row, start + inside, units, LOADED)
-            count = list_candidates(
-                listed_row,
-                start + inside,
-                part >= low,
-                count,
-                ROWS,
-                QUADS,
-                ROOM,
-                COMPILED,
-            )
+            count = list_units(listed_row, start + inside, part >= low, count, ROWS, QUADS, ROOM, COMPILED)
     return count, low, finite
 
 
@@ -126,16 +117,10 @@ def candidates_under_peaks(
             peak = tl.load(high_row + each, mask=each < high, other=0)
             unit = peak[:, None] * PEAK + tl.arange(0, PEAK)[None, :]
             listed = ordered_scores(scores_row, unit, units, LOADED, (each < high)[:, None]) >= low
-            count = list_candidates(
-                listed_row,
-                tl.reshape(unit, [_PEAK_ROWS, 4 * QUADS]),
-                tl.reshape(listed, [_PEAK_ROWS, 4 * QUADS]),
-                count,
-                _PEAK_ROWS,
-                QUADS,
-                ROOM,
-                COMPILED,
-            )
+            count = list_units(
+                listed_row, tl.reshape(unit, [_PEAK_ROWS, 4 * QUADS]), tl.reshape(listed, [_PEAK_ROWS, 4 * QUADS]), count,
+                _PEAK_ROWS, QUADS, ROOM, COMPILED,
+            )  # fmt: skip
     return count, low, finite
 
 
@@ -210,15 +195,6 @@ def _list_reaching(
         # One iteration early, so that they arrive while these are listed.
         following = scores_of(scores_row, unit + CHUNK, units, LOADED)
         ordered = tl.where(unit < units, ordered_bits(score), LEAST)
-        count = list_candidates(
-            listed_row,
-            unit,
-            ordered >= low,
-            count,
-            LISTED_ROWS,
-            QUADS,
-            ROOM,
-            COMPILED,
-        )
+        count = list_units(listed_row, unit, ordered >= low, count, LISTED_ROWS, QUADS, ROOM, COMPILED)
         score = following
     return count

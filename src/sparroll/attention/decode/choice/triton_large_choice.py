@@ -14,7 +14,7 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from sparroll.attention.decode.choice.triton_listing import list_candidates, list_units, ordered_scores, page_of
+from sparroll.attention.decode.choice.triton_listing import list_units, ordered_scores, page_of
 from sparroll.attention.decode.choice.triton_threshold import (
     LARGEST,
     LEAST,
@@ -70,8 +70,8 @@ def choose_between_bounds(
         ordered = ordered_scores(scores_row, unit, units, LOADED)
         chosen = (ordered > threshold) | ((ordered == threshold) & (unit <= last))
         count = list_units(
-            ids_row, pages_row, table_row, unit, chosen, count, ROWS, QUADS, LARGEST, UNITS_PER_BLOCK,
-            WITH_PAGES and not PAGES_APART, COMPILED,
+            ids_row, unit, chosen, count, ROWS, QUADS, LARGEST, COMPILED,
+            pages_row, table_row, UNITS_PER_BLOCK, WITH_PAGES and not PAGES_APART,
         )  # fmt: skip
     if WITH_PAGES and PAGES_APART:
         # What other threads wrote must have arrived.
@@ -143,15 +143,8 @@ def _threshold_between(
             ordered = ordered_scores(scores_row, start + inside, units, LOADED)
             higher = ordered > high
             above += tl.sum(tl.reshape(higher.to(tl.int32), [CHUNK]), axis=0)
-            between = list_candidates(
-                listed_row,
-                start + inside,
-                (ordered >= low) & ~higher,
-                between,
-                ROWS,
-                QUADS,
-                ROOM,
-                COMPILED,
+            between = list_units(
+                listed_row, start + inside, (ordered >= low) & ~higher, between, ROWS, QUADS, ROOM, COMPILED
             )
         apart = 8 * (high.to(tl.int64) - low + 1)
         if above >= wanted:

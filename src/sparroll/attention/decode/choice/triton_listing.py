@@ -41,20 +41,20 @@ def places_in_order(listed, before, ROWS: tl.constexpr, QUADS: tl.constexpr):
 @no_type_check
 def list_units(
     ids_row,
-    pages_row,
-    table_row,
     unit,
     listed,
     before,
     ROWS: tl.constexpr,
     QUADS: tl.constexpr,
     ROOM: tl.constexpr,
-    UNITS_PER_BLOCK: tl.constexpr,
-    WITH_PAGES: tl.constexpr,
     COMPILED: tl.constexpr,
+    pages_row=None,
+    table_row=None,
+    UNITS_PER_BLOCK: tl.constexpr = 1,
+    WITH_PAGES: tl.constexpr = False,
 ):
-    """Append the units of [ROWS, 4 * QUADS] that are listed, in ascending order, behind `before` others; how many there
-    are then. There may be more than there is room for."""
+    """Append the units of [ROWS, 4 * QUADS] that are listed, in ascending order, behind `before` others, and with pages
+    where each lies; how many there are then. There may be more than there is room for."""
     listed = tl.reshape(listed.to(tl.int32), [ROWS, QUADS, 4])
     unit = tl.reshape(unit, [ROWS, QUADS, 4])
     place, count = places_in_order(listed, before, ROWS, QUADS)
@@ -63,22 +63,6 @@ def list_units(
     if WITH_PAGES:
         put(pages_row, place, page_of(table_row, unit, fits, UNITS_PER_BLOCK, COMPILED), fits, COMPILED)
     return count
-
-
-@triton.jit
-@no_type_check
-def list_candidates(
-    row,
-    unit,
-    listed,
-    before,
-    ROWS: tl.constexpr,
-    QUADS: tl.constexpr,
-    ROOM: tl.constexpr,
-    COMPILED: tl.constexpr,
-):
-    """What `list_units` does, for lists without pages."""
-    return list_units(row, row, row, unit, listed, before, ROWS, QUADS, ROOM, 1, False, COMPILED)
 
 
 @triton.jit
