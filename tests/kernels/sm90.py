@@ -1,8 +1,8 @@
 """Compiles all kernels for Hopper, on a machine without a GPU: `python tests/kernels/sm90.py [full] [choice | others]`
 prints registers, stack (spills) and shared memory of each, behind the file and the function, how many loads of 16 bytes
-it has (WIDE), how often it reads global memory before it waits for the kernel in front of it (EARLY), how often it writes
-or ends before (HASTY), and how many reductions that triton gets wrong up to 3.6 (SPLIT). A process of its own, since
-triton interprets in the tests'.
+it has (WIDE), how many of them are begun before one has to be there (AHEAD), how often it reads global memory before it
+waits for the kernel in front of it (EARLY), how often it writes or ends before (HASTY), and how many reductions that
+triton gets wrong up to 3.6 (SPLIT). A process of its own, since triton interprets in the tests'.
 
 What the interpreter runs need not compile: a variable of a loop, say, must keep its type. `full` takes every dtype with
 head sizes 64 and 128 and groups of 1, 2 and 4, and other layouts (minutes); otherwise each kernel is compiled once, and
@@ -235,12 +235,14 @@ def page_mean_kernels(dim: int, group: int) -> Iterator[Kernel]:
     """Those of a decode step over pages of 16 tokens that the kernels of small units do not share."""
     lanes_d = triton.next_power_of_2(dim)
     score = {
-        "UNIT": 16, "UNITS_PER_BLOCK": 1, "FIRST": 1, "RECENT": 2, "HEADS": 8, "G": group, "W": dim,
-        "LANES_G": triton.next_power_of_2(group), "LANES_W": lanes_d, "LANES_R": 32,
-        "TILE": SCORED_TILE_BYTES >> (2 * dim - 1).bit_length(), "FP8": False, "ALIGN": 1, "D": dim,
-        "BLOCK_TOKENS": 16, "launch_pdl": True,
+        "UNIT": 16, "FIRST": 1, "RECENT": 2, "HEADS": 8, "G": group, "W": dim,
+        "LANES_G": triton.next_power_of_2(group), "LANES_W": lanes_d,
+        "TILE": SCORED_TILE_BYTES >> (2 * dim - 1).bit_length(), "FP8": False, "ALIGN": 1, "D": dim, "launch_pdl": True,
     }  # fmt: skip
-    yield "scores of page_mean", triton_score._mean_query, score, {"num_warps": 4}
+    options = {"num_warps": triton_score.WARPS, "maxnreg": triton_score.MOST_REGISTERS}
+    for block, lanes in ((16, 32), (64, 32), (64, 256)):
+        held = {"UNITS_PER_BLOCK": block // 16, "BLOCK_TOKENS": block, "LANES_R": lanes}
+        yield f"scores of page_mean, blocks of {block}, {lanes} lanes", triton_score._mean_query, score | held, options
     index = {
         "BLOCK_TOKENS": 16,
         "UNIT": 16,
@@ -425,13 +427,33 @@ def place_of(function: Any) -> str:
 
 def usage(cubin: bytes) -> str:
     """Registers, stack (where registers spill) and static shared memory, as cuobjdump reads them."""
+    told = _told_of(cubin, knobs.nvidia.cuobjdump.path, "-res-usage")
+    return " ".join(re.findall(r"\b(?:REG|STACK|SHARED|LOCAL):\d+", told))
+
+
+def loads_ahead(code: str) -> int:
+    """Most loads of 16 bytes that are begun before an instruction takes what one of them brings, in the order of the code.
+    Where a loop has more of them, the assembler put arithmetic in between, and a program waits for each load alone."""
+    awaited: set[int] = set()
+    most = 0
+    for instruction in re.findall(r"^\s*/\*[0-9a-f]+\*/\s+(.*?);", code, re.MULTILINE):
+        load = re.match(r"(?:@!?U?P\w+ +)?LDG\S*\.128\S* +R(\d+)", instruction)
+        # What it writes comes first, unless it is a store, which writes no register.
+        named = [int(number) for number in re.findall(r"\bR(\d+)", instruction)]
+        if awaited & set(named if " ST" in f" {instruction}" else named[1:]):
+            awaited.clear()
+        if load:
+            awaited |= set(range(int(load[1]), int(load[1]) + 4))
+            most = max(most, len(awaited) // 4)
+    return most
+
+
+def _told_of(cubin: bytes, tool: str, *options: str) -> str:
+    """What one of NVIDIA's tools says of it."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(cubin)
-        told = subprocess.run(
-            [knobs.nvidia.cuobjdump.path, "-res-usage", str(path)], capture_output=True, text=True, check=True
-        ).stdout
-    return " ".join(re.findall(r"\b(?:REG|STACK|SHARED|LOCAL):\d+", told))
+        return subprocess.run([tool, *options, str(path)], capture_output=True, text=True, check=True).stdout
 
 
 def main(full: bool, choice: bool, others: bool) -> None:
@@ -442,9 +464,10 @@ def main(full: bool, choice: bool, others: bool) -> None:
     def show(kernel: Kernel, dtype: torch.dtype, *about: str, of_sixteen: bool = True) -> None:
         told, forms = ", ".join((kernel[0], *about)), compiled(kernel, dtype, of_sixteen)
         wide = forms["ptx"].count("ld.global.v4")
+        ahead = loads_ahead(_told_of(forms["cubin"], knobs.nvidia.nvdisasm.path, "-c"))
         early, hasty = before_wait(forms["ptx"])
         split = split_reductions(forms["ttgir"])
-        about = f"WIDE:{wide} EARLY:{early} HASTY:{hasty} SPLIT:{split}"
+        about = f"WIDE:{wide} AHEAD:{ahead} EARLY:{early} HASTY:{hasty} SPLIT:{split}"
         print(f"{place_of(kernel[1])}: {told}: {usage(forms['cubin'])} {about}", flush=True)
 
     for kernel in choice_kernels(full) if choice else ():

@@ -31,7 +31,7 @@ def compiled(which: str, cache: Path) -> list[str]:
     writes before the kernel in front of it has ended."""
     from triton import knobs
 
-    for tool in ("ptxas", "cuobjdump"):
+    for tool in ("ptxas", "cuobjdump", "nvdisasm"):
         try:
             _ = getattr(knobs.nvidia, tool).path
         except (AttributeError, RuntimeError) as error:
@@ -48,7 +48,7 @@ def compiled(which: str, cache: Path) -> list[str]:
     assert run.returncode == 0, run.stderr[-4000:]
     lines = run.stdout.splitlines()
     assert all("REG:" in line for line in lines), run.stdout
-    spilled = {line: int(line.partition(" STACK:")[2].partition(" ")[0]) for line in lines}
+    spilled = {line: number("STACK", line) for line in lines}
     # In layouts that were faster so than with fewer programs at a time: bytes of a few registers, and of more where a sample
     # is taken and twice as many candidates are listed as there are lanes.
     most = {
@@ -64,6 +64,11 @@ def compiled(which: str, cache: Path) -> list[str]:
     return lines
 
 
+def number(name: str, line: str) -> int:
+    """NAME:7 of a line."""
+    return int(line.partition(f" {name}:")[2].partition(" ")[0])
+
+
 def test_kernels_compile_for_hopper(tmp_path: Path) -> None:
     lines = compiled("others", tmp_path)
     # Those that know a plan read it, and no other one reads anything, before the kernel in front of them has ended.
@@ -75,9 +80,16 @@ def test_kernels_compile_for_hopper(tmp_path: Path) -> None:
     attention = [line for line in lines if "_gather: attention to announced lists" in line]
     assert attention and all(" EARLY:4 " in line for line in attention), "lists are read too early"
     # Of what is scored for up to 32 requests, only the plan, contexts and blocks: no new token before it is there.
-    scored = [line for line in lines if "_score" in line.partition(",")[0] and ", 32 lanes" in line]
-    assert len(scored) > 5 and all(" EARLY:3 " in line or " EARLY:4 " in line for line in scored), (
-        f"read too early: {scored}"
+    scored = [line for line in lines if line.startswith("triton_score") and " lanes, " in line]
+    early = {line: number("EARLY", line) for line in scored if ", 32 lanes" in line}
+    means = {line for line in early if "page_mean" in line}
+    assert len(early) > 5 and len(means) == 2
+    assert all(loads == 6 if line in means else loads in (3, 4) for line, loads in early.items()), f"too early: {early}"
+    # A tile's loads are on their way together: there are two forms of some loops. What weighs groups of 64 single tokens for
+    # many requests has no registers for it.
+    waiting = [line for line in scored if 2 * number("AHEAD", line) < number("WIDE", line)]
+    assert all("1 x 1, groups of 64, 256 lanes" in line for line in waiting), (
+        f"a load waits for the last one: {waiting}"
     )
     found = {line.partition(":")[0] for line in lines} | {"triton_top_k._choose"}
     assert len(launched()) > 15 and not launched() - found, f"not compiled: {sorted(launched() - found)}"
@@ -93,7 +105,7 @@ def test_the_choice_of_units_compiles_in_every_layout_that_the_host_can_choose(t
         )
     ]  # fmt: skip
     # Of each layout, as many as there are where no load of scores is cut into single ones.
-    wide = [int(line.partition(" WIDE:")[2].partition(" ")[0]) for line in lines]
+    wide = [number("WIDE", line) for line in lines]
     assert wide == [2, 2, 6, 72, 38, 38, 38, 38, 12, 29], f"scores are loaded one by one: {lines}"
     # A request's context and its budget.
     assert all(" EARLY:2 " in line for line in lines)
@@ -110,6 +122,21 @@ def test_a_reduction_over_threads_with_others_between_them_is_found() -> None:
     assert split_reductions(reduced % "[8, 0]") == 0
     of_slice = reduced.replace("xi32, #linear>)", "xi32, #ttg.slice<{dim = 2, parent = #linear}>>)")
     assert split_reductions(of_slice.replace("[0, 2]", "[0, 2, 0]") % "[0, 1, 0]") == 1
+
+
+def test_loads_are_ahead_until_something_takes_what_one_of_them_brings() -> None:
+    loads_ahead = runpy.run_path(str(Path(__file__).with_name("sm90.py")))["loads_ahead"]
+    first, second = "@P3 LDG.E.128 R16, desc[UR12][R42.64]", "LDG.E.128 R20, desc[UR12][R44.64]"
+    takes = "FMUL R9, R18, R2"
+
+    def code(*instructions: str) -> str:
+        return "\n".join(f"        /*{16 * place:04x}*/   {each} ;" for place, each in enumerate(instructions))
+
+    assert loads_ahead(code(first, second, takes)) == 2
+    assert loads_ahead(code(first, takes, second)) == 1
+    assert loads_ahead(code(first, "IMAD R18, R2, R3, RZ", second, takes)) == 2, "it writes R18 and takes none"
+    assert loads_ahead(code(first, "STG.E desc[UR12][R2.64], R19", second)) == 1, "a store takes all that it names"
+    assert loads_ahead(code(takes, "LDG.E R5, desc[UR12][R2.64]")) == 0
 
 
 def test_what_a_thread_can_come_to_before_it_waits_is_found_wherever_it_stands() -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from sparroll.attention.decode.new_tokens import NewTokens
 from sparroll.attention.decode.scores.triton_new_tokens import arguments_of, store_new_tokens
+from sparroll.attention.decode.scores.triton_score_codes import REGISTERS
 from sparroll.attention.decode.scores.triton_score_codes import score_units as score_codes
 from sparroll.attention.decode.triton_index import loaded_bytes, words_of
 from sparroll.attention.decode.triton_launch import let_next_begin, overlapping, wait_for_previous
@@ -35,9 +36,12 @@ from sparroll.attention.selectors.quantized_mean import QuantizedMean
 if TYPE_CHECKING:
     from sparroll.attention.decode.workspace import StepWorkspace
 
-PROGRAMS_PER_MULTIPROCESSOR = 8
+WARPS, PROGRAMS_PER_MULTIPROCESSOR = 4, 8
 """Each program has 8 KB of the index in flight. More programs could run at a time, but their stretches would be too
 short."""
+MOST_REGISTERS = REGISTERS // (32 * WARPS * PROGRAMS_PER_MULTIPROCESSOR)
+"""Of a thread. Unless told so, the assembler takes fewer than there are in blocks of more than one unit, and each of the
+four loads of a tile waits for the one before it."""
 
 
 def score_units(
@@ -103,7 +107,8 @@ def score_units(
         ALIGN=align,
         D=dim,
         BLOCK_TOKENS=0 if new_tokens is None else new_tokens.keys_PBHD.shape[1],
-        num_warps=4,
+        num_warps=WARPS,
+        maxnreg=MOST_REGISTERS,
         **overlapping(query_RHGD),
     )
 
