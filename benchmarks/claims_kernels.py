@@ -44,6 +44,20 @@ def blocks_of_64() -> Figures:
     }
 
 
+def scores_that_waited() -> Figures:
+    """The us of scores of page_mean in the record of a kernel whose loads waited for each other, and in an older one."""
+    us = {
+        record: max(
+            float(row["graph_us"])
+            for row in results(record, "fine-kernels")["rows"]
+            if (row["units"], row["kernel"]) == ("page_mean equal", "scores")
+        )
+        for record in ("fine-kernels-blocks-of-64-h200", "fine-kernels-engines-h200")
+    }
+    now, before = us.values()
+    return {"waited": up(now), "before": up(before)}
+
+
 def with_a_remainder() -> Figures:
     """The us of a layer with and without a remainder by groups of 64, and which share of the tokens a remainder must spare
     to take no longer at a budget of 1,024, in %: what a layer without one reads in the same time lies on the line through
@@ -149,6 +163,8 @@ PAGES: Mapping[str, Claims] = {
         "tokens of such a layer before it pays": with_a_remainder,
     },
     "docs/small-pages.md": {
+        "it took {waited} us for its scores, where those in blocks of 16 had taken {before} in an older "
+        "call": scores_that_waited,
         "With 40 requests somewhere in their responses, whose budgets are {mean} tokens on average, attention takes "
         "{took_40} us on an H200 where its bytes take {bytes_40} at copy speed, and with 64 requests {took_64} where they "
         "take {bytes_64}": reading_plans,

@@ -1,6 +1,6 @@
 """The kernels of a sparse layer with small units of few bits, beside copy speed, on a CUDA GPU: checked, then timed.
 
-    python benchmarks/fine_kernels.py --out benchmarks/results/fine-kernels-engines-h200.json
+    python benchmarks/fine_kernels.py --block 64 --out runs/fine-kernels.json
     python benchmarks/fine_kernels.py --out runs/fine-sweep.json --budgets 1024 --sweep     # other layouts of each kernel
     python benchmarks/fine_kernels.py --dry     # no GPU: tiny sizes in triton's interpreter, nothing is timed
 

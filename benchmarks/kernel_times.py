@@ -5,11 +5,10 @@ how far the sum of a layer's kernels is from the layer that was timed as a whole
 
 A record of fine_kernels.py has scores, choice and attention of each kind of unit at several budgets, with equal contexts
 and with mixed ones. Scores and attention become a line through these, fitted to relative errors; attention with a remainder
-also grows with the K and V that are left out. A further record adds the kinds of unit that those before it lack. Rows with
-a remainder of records whose kernels read the index twice for it are passed over. A choice is kept as it was timed first,
-where all contexts are equal; what it takes where nothing is to be chosen is from choice_sweep.py. What dense layers read at
-is the slope of decode_step.py's dense steps over their bytes. The kernels are those of the records: where an engine has
-newer ones, make a new record of fine_kernels.py and call this again.
+also grows with the K and V that are left out. A choice is kept as it was timed where all contexts are equal; what it takes
+where nothing is to be chosen is from choice_sweep.py. What dense layers read at is the slope of decode_step.py's dense
+steps over their bytes. The kernels are those of the records: where an engine has newer ones, make a new record of
+fine_kernels.py and call this again.
 """
 
 from __future__ import annotations
@@ -39,15 +38,12 @@ GPUS = (
     {
         "gpu": "H200",
         "names": ["H200", "NVIDIA H200"],
-        "kernels": ["fine-kernels-blocks-of-64-h200", "fine-kernels-low-bits-h200", "fine-kernels-engines-h200"],
-        "remainders": "fine-kernels-blocks-of-64-h200",
+        "kernels": "fine-kernels-blocks-of-64-h200",
         "choices": "choice-sweep-engines-h200",
         "steps": "decode-step-qwen3-1.7b-h200",
     },
 )
 ELEMENT_BYTES = 2
-SIZES = ("requests", "context", "heads", "group", "dim", "dtype", "seed")
-"""What records of kernels must have in common. Their blocks differ: those of the first one are engines', of 64 tokens."""
 FULL_BATCH = 32
 
 
@@ -75,33 +71,11 @@ def load_of(units: str, budget: int, config: dict[str, Any]) -> LayerLoad:
 
 
 def timed_layers(about: dict[str, Any], rows: str = "rows") -> tuple[dict[str, Any], Timed]:
-    """A GPU's first record of kernels, and the rows of all, which measured the same requests. Of a kind of unit only the
-    first record counts that has it.  rows: "without_peaks" are those whose scores leave no peaks."""
-    found, timed = kernel_records(about), Timed()
-    first, counts = next(iter(found.values())), record_of_kinds(about)
-    for name, record in found.items():
-        apart = [size for size in SIZES if record["config"][size] != first["config"][size]]
-        assert not apart, f"records of kernels differ in {apart}"
-        for row in record["results"][rows]:
-            if counts.get(kind_of(row["units"])) == name:
-                key = row["units"], row["kv_budget_tokens"]
-                timed.setdefault(key, {})[row["kernel"]] = row["graph_us"] * 1e-6
-    return first, timed
-
-
-def kernel_records(about: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """A GPU's records of kernels, by name."""
-    return {name: records.read(RESULTS / f"{name}.json", "fine-kernels") for name in about["kernels"]}
-
-
-def record_of_kinds(about: dict[str, Any]) -> dict[str, str]:
-    """By kind of unit the name of the first record that has it; with a remainder, of the record for these."""
-    found: dict[str, str] = {}
-    for name, record in kernel_records(about).items():
-        for row in record["results"]["rows"]:
-            if "+" not in row["units"] or name == about["remainders"]:
-                found.setdefault(kind_of(row["units"]), name)
-    return found
+    """A GPU's record of kernels, and its rows.  rows: "without_peaks" are those whose scores leave no peaks."""
+    record, timed = records.read(RESULTS / f"{about['kernels']}.json", "fine-kernels"), Timed()
+    for row in record["results"][rows]:
+        timed.setdefault((row["units"], row["kv_budget_tokens"]), {})[row["kernel"]] = row["graph_us"] * 1e-6
+    return record, timed
 
 
 def kind_of(units: str) -> str:
@@ -148,7 +122,7 @@ def made(about: dict[str, Any]) -> dict[str, Any]:
     entry = {
         "gpu": about["gpu"],
         "names": about["names"],
-        "records": [about["choices"], about["steps"]],
+        "records": [about[name] for name in ("kernels", "choices", "steps")],
         "gqa_ratio": config["group"],
         "copy_bytes_per_second": float(f"{record['results']['copy_bytes_per_second']:.4g}"),
         "dense_bytes_per_second": dense_rate(steps),
@@ -162,9 +136,9 @@ def made(about: dict[str, Any]) -> dict[str, Any]:
         },
         "selectors": [],
     }
-    for kind, name in record_of_kinds(about).items():
+    for kind in dict.fromkeys(kind_of(units) for units, _ in timed):
         mine = [key for key in timed if kind_of(key[0]) == kind]
-        about_it: dict[str, Any] = {"selector": timed_as(selector_of(kind)), "record": name}
+        about_it: dict[str, Any] = {"selector": timed_as(selector_of(kind))}
         about_it["scores"] = line([loads[key].index_bytes for key in mine], [timed[key]["scores"] for key in mine])
         moved = [[loads[key].kv_bytes for key in mine]]
         if selector_of(kind).remainder is not None:

@@ -25,7 +25,7 @@ SIX_MODELS = f"{BY_ALL_MODELS}-six-models"
 BLOCKS_OF_16, HALF_THE_LANES = f"{BY_ALL_MODELS}-blocks-of-16", f"{BY_ALL_MODELS}-half-the-lanes"
 """Earlier calls, with budgets by six of the models; by five, in vLLM's blocks of 16 tokens; and by five, in blocks of 64
 with a layout of the choice that is slow for large budgets."""
-KINDS = (BY_ALL_MODELS, SIX_MODELS, "wide-2x2", "wide", "fine")
+KINDS = (BY_ALL_MODELS, "wide-2x2", "wide", "fine")
 """Words in the names of records. The budgets of the first are by all models that were trained to the end and measured with
 wide first layers, and those of the others by fewer."""
 SHOWN_GROUPS = 6

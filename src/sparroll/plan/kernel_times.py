@@ -57,8 +57,6 @@ class SelectorTimes:
     """With a remainder: bytes of the K and V that are not read, for which it reads the rows of groups."""
     worst_layer_error: float
     """Largest |computed / timed - 1| over the layers that were timed as a whole."""
-    record: str
-    """The name of the record that they are of."""
 
     def unread_seconds(self, unread_bytes: float) -> float:
         return 0.0 if self.unread_bytes_per_second is None else unread_bytes / self.unread_bytes_per_second
@@ -127,7 +125,7 @@ class KernelTimes:
     choices: Choices
     selectors: dict[str, SelectorTimes]
     records: tuple[str, ...]
-    """Of the choice and of whole decode steps; those of a selector's kernels are with it."""
+    """Names of the records of the kernels, of the choice without anything to choose, and of whole decode steps."""
 
     def layer(self, selector: Selector, load: LayerLoad) -> tuple[float, float] | None:
         """(seconds of scores and choice, seconds of attention) of a sparse layer; None where the selector was not timed."""
@@ -182,7 +180,6 @@ class KernelTimes:
                     Linear(**each["attention"]),
                     each.get("unread_bytes_per_second"),
                     each["worst_layer_error"],
-                    each["record"],
                 )
                 for each in table["selectors"]
             },

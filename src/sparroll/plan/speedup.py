@@ -382,10 +382,9 @@ def kernels_said(gpu: str, selector: Selector, gqa_ratio: float, used: KernelTim
             f"no kernels of {name} were timed on {gpu}: its sparse layers count by their bytes alone, at {at}, and it has "
             f"no time for the choice{slow}"
         )
-    records = ", ".join([times.record, *known.records])
     return (
-        f"kernels of {name} as they were timed on {known.gpu} ({records}), whose layers they add up to within "
-        f"{times.worst_layer_error:.1%}; the rest of a step but its reads is left out"
+        f"kernels of {name} as they were timed on {known.gpu} ({', '.join(known.records)}), whose layers they add up to "
+        f"within {times.worst_layer_error:.1%}; the rest of a step but its reads is left out"
     )
 
 

@@ -47,14 +47,11 @@ def test_what_is_shipped_is_what_the_script_makes_of_the_records(script: ModuleT
 
 
 def test_a_sparse_layer_takes_what_it_took_on_the_gpu(script: ModuleType, h200: KernelTimes) -> None:
-    """Within 8.2 % over 46 layers of eight selectors, with equal and mixed contexts, and mostly within 1.5 %. Two layers of
-    2 tokens in 1 bit, which were timed with a slower choice of 2,048 units, took up to 12.3 % more."""
+    """Within 8.2 % over 48 layers of eight selectors, with equal and mixed contexts, and mostly within 1.7 %."""
     errors = script.layer_errors(h200, *script.timed_layers(script.GPUS[0]))
     assert len(errors) == 8 * 6 and {key[1] for key in errors} == {512, 1024, 4096}
-    older = [errors.pop((f"2x1 {lengths}", 4096)) for lengths in ("equal", "mixed")]
-    assert all(-0.123 < error < -0.1 for error in older)
     by_size = sorted(abs(error) for error in errors.values())
-    assert by_size[-1] < 0.082 and by_size[24] < 0.015
+    assert by_size[-1] < 0.082 and by_size[24] < 0.017
     low_bits = [QuantizedMean(tokens, 16, 32, bits=bits) for tokens, bits in ((4, 2), (1, 1))]
     summing = [replace(each, recent_tokens=64, remainder=Remainder(64, "fp8")) for each in (FINER, low_bits[0])]
     for selector in (PageMean(), FINE, FINER, *low_bits, *summing):
@@ -66,40 +63,8 @@ def test_a_sparse_layer_takes_what_it_took_on_the_gpu(script: ModuleType, h200: 
         assert len(of_it) == 6 and max(of_it) == pytest.approx(known.worst_layer_error, rel=0.05)
 
 
-def test_a_further_record_adds_only_the_units_that_those_before_it_lack(script: ModuleType) -> None:
-    about = script.GPUS[0]
-    first, second, third = (records.read(RECORDS / f"{name}.json")["results"]["rows"] for name in about["kernels"])
-    assert {row["units"] for row in first} & {row["units"] for row in second} & {row["units"] for row in third} == {
-        f"{units} {lengths}" for units in ("4x4", "2x2") for lengths in ("equal", "mixed")
-    }
-    _, timed = script.timed_layers(about)
-    took = {(row["units"], row["kv_budget_tokens"], row["kernel"]): 1e-6 * row["graph_us"] for row in first}
-    assert timed["4x4 equal", 512]["scores"] == took["4x4 equal", 512, "scores"]
-    of_kinds = script.record_of_kinds(about)
-    assert list(of_kinds) == ["4x4", "2x2", "4x2", "4x2+64", "2x2+64", "2x1", "1x1", "page_mean"]
-    assert (of_kinds["2x2"], of_kinds["2x1"], of_kinds["page_mean"]) == tuple(about["kernels"])
-
-
-def test_a_remainder_whose_kernels_read_the_index_twice_is_none_of_today(script: ModuleType) -> None:
-    about = script.GPUS[0]
-    older = records.read(RECORDS / f"{about['kernels'][2]}.json")["results"]["rows"]
-    assert any(row["units"] == "4x4+64 equal" for row in older)
-    assert "4x4+64" not in script.record_of_kinds(about)
-
-
-def test_records_of_other_requests_are_not_put_together(script: ModuleType, tmp_path: Path, monkeypatch) -> None:
-    about = script.GPUS[0]
-    for name in about["kernels"]:
-        record = records.read(RECORDS / f"{name}.json")
-        record["config"]["requests"] += name == about["kernels"][1]
-        (tmp_path / f"{name}.json").write_text(json.dumps(record))
-    monkeypatch.setattr(script, "RESULTS", tmp_path)
-    with pytest.raises(AssertionError, match="differ in .*requests"):
-        script.timed_layers(about)
-
-
-def test_the_kernels_of_an_older_record_took_longer_at_other_contexts_as_well() -> None:
-    """Plans are up to 16 % below it: all of its kernels were slower."""
+def test_layers_of_an_older_record_took_about_as_long_at_other_contexts_as_well() -> None:
+    """Plans are up to 8 % below it, and 2 % above one of them: a part of its kernels was slower."""
     rows = json.loads((RECORDS / "kernels-h200.json").read_text())["results"]["rows"]
     layers = [row for row in rows if row["kernel"] == "sparse layer" and row["context_tokens"].isdecimal()]
     assert len(layers) == 6
@@ -110,12 +75,12 @@ def test_the_kernels_of_an_older_record_took_longer_at_other_contexts_as_well() 
         step = plan("Qwen3-1.7B", schedule, hardware="H200", lengths=context, batch=32).kernels
         assert step is not None
         per_layer = (step.sparse.kv_seconds + step.sparse.index_seconds) / 28
-        assert 0.84 < per_layer / took < 1
+        assert 0.92 < per_layer / took < 1.02
 
 
 def test_whole_decode_steps_take_the_kernels_and_about_a_millisecond_more() -> None:
     """Of vLLM, batches of 1 to 64 and contexts of 1,024 to 32,768: what a planned step with kernels leaves out, launches and
-    norms and the host, and what kernels have become faster since, is 1.0 to 1.7 ms everywhere. What the roofline leaves
+    norms and the host, and what kernels have become faster since, is .95 to 1.5 ms everywhere. What the roofline leaves
     out grows from 1.4 to 3.1."""
     rows = json.loads((RECORDS / "decode-step-qwen3-1.7b-h200.json").read_text())["results"]
     left: dict[str, list[float]] = {"kernels": [], "roofline": []}
@@ -128,7 +93,7 @@ def test_whole_decode_steps_take_the_kernels_and_about_a_millisecond_more() -> N
             left["kernels"].append(took - found.kernels.sparse.seconds)
             left["roofline"].append(took - found.sparse.seconds)
     assert len(left["kernels"]) == 19
-    assert 0.95e-3 < min(left["kernels"]) < max(left["kernels"]) < 1.7e-3
+    assert 0.95e-3 < min(left["kernels"]) < max(left["kernels"]) < 1.5e-3
     assert max(left["roofline"]) - min(left["roofline"]) > 2 * (max(left["kernels"]) - min(left["kernels"]))
 
 
@@ -141,7 +106,7 @@ def test_small_pages_cost_time_at_the_same_budget() -> None:
         assert found.kernels is not None and found.kernels.sparse.bound == "kernels"
         steps[timed_as(selector)] = found.kernels.sparse.seconds / 28, found.sparse.seconds / 28
     means, four, two = steps.values()
-    rows = records.read(RECORDS / "fine-kernels-engines-h200.json")["results"]["rows"]
+    rows = records.read(RECORDS / "fine-kernels-blocks-of-64-h200.json")["results"]["rows"]
     took = {
         row["units"]: 1e-6 * row["graph_us"]
         for row in rows
@@ -246,7 +211,9 @@ def test_a_plan_has_the_kernels_beside_its_roofline_and_says_where_none_were_tim
     assert timed.kernels is not None and timed.kernels.speedup < timed.speedup
     assert timed.table()["kernels"]["sparse"]["bound"] == "kernels" and "kernels" not in bare.table()
     assert any(line.startswith("kernels    3.") for line in text(timed))
-    assert "kernels of page_mean 16 as they were timed on H200 (fine-kernels-engines-h200, " in timed.assumptions[-1]
+    assert (
+        "kernels of page_mean 16 as they were timed on H200 (fine-kernels-blocks-of-64-h200, " in timed.assumptions[-1]
+    )
     assert bare.assumptions[-1] == "no kernels were timed on A100: sparse layers count by their bytes alone"
     selectors: list[Selector] = [Quest(), Streaming(), QuantizedMean(8, 16, 32), QuantizedMean(4, 16, 32, bits=1)]
     for selector in selectors:
