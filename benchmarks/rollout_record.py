@@ -26,8 +26,7 @@ REST_CONTEXT = 64
 
 def result(options: argparse.Namespace, found: Measured, request_set: str) -> dict[str, Any]:
     """One set's results, from the moments that all engines have measured."""
-    places = found.common(options.engines, request_set)
-    windows = [found.windows()[request_set][place] for place in places]
+    places, windows = measured_moments(options, found, request_set)
     about = records.provenance()
     ours = options.engines[-1]
     return {
@@ -99,9 +98,14 @@ def misses_target(options: argparse.Namespace, found: Measured, request_set: str
 
 def medians(options: argparse.Namespace, found: Measured, engine: str, request_set: str) -> tuple[Windows, list[float]]:
     """The moments that all engines have measured, and the seconds of one engine's steps."""
-    places = found.common(options.engines, request_set)
-    windows = [found.windows()[request_set][place] for place in places]
+    places, windows = measured_moments(options, found, request_set)
     return windows, [median(found.get("seconds", engine, request_set, place)) for place in places]
+
+
+def measured_moments(options: argparse.Namespace, found: Measured, request_set: str) -> tuple[list[int], Windows]:
+    """The moments that all engines have measured, and their places among all moments of the set."""
+    places = found.common(options.engines, request_set)
+    return places, [found.windows()[request_set][place] for place in places]
 
 
 def best_steps(options: argparse.Namespace, found: Measured, engine: str, windows: Windows) -> list[float]:

@@ -131,9 +131,19 @@ def _octaves(begin: int, end: int, published: int) -> list[tuple[int, int]]:
 def from_records(
     paths: list[Path], rule: str, statistics: tuple[str, ...] = STATISTICS
 ) -> tuple[Selector, tuple[int, ...], SmallestRatio, str, str]:
-    """What `scaled` takes, from the records of all models: the rule's selector and dense layers, its smallest ratios, where
+    """`from_results` of the records of all models."""
+    return from_results(_results(paths), rule, statistics)
+
+
+def _results(paths: list[Path]) -> dict[str, dict[str, Any]]:
+    return {str(path): records.read(path, KIND)["results"] for path in paths}
+
+
+def from_results(
+    results: dict[str, dict[str, Any]], rule: str, statistics: tuple[str, ...]
+) -> tuple[Selector, tuple[int, ...], SmallestRatio, str, str]:
+    """What `scaled` takes, from the results of all models: the rule's selector and dense layers, its smallest ratios, where
     they come from, and how its budgets are shared among the layers."""
-    results = {str(path): records.read(path, KIND)["results"] for path in paths}
     smallest_of_models(results, rule, statistics)
     cell = next(cell for cell in next(iter(results.values()))["cells"] if cell["rule"] == rule)
     source = f"the smallest of {rule} at equal {' and '.join(statistics)}, models: {len(results)}"
@@ -158,9 +168,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args(argv)
     try:
-        statistics = tuple(args.statistics)
-        of_rule = from_records(args.records, args.rule, statistics)
-        results = {str(path): records.read(path, KIND)["results"] for path in args.records}
+        statistics, results = tuple(args.statistics), _results(args.records)
+        of_rule = from_results(results, args.rule, statistics)
         for name, row in smallest_of_models(results, args.rule, statistics).items():
             print(
                 f"{name}: at least {in_words(row)}, {row.statistic} at {row.published_budget:,} tokens from "
