@@ -23,11 +23,11 @@ class UserError(ValueError):
         super().__init__(message if hint is None else f"{message}\nhint: {hint}")
 
 
-def nearest(name: str, known: list[str]) -> str:
+def nearest(name: object, known: list[str]) -> str:
     """A hint that gives the known name closest to a misspelt one, or lists all known names if none is close."""
     import difflib
 
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(str(name), known, n=1, cutoff=0.6)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known))}"
 
 

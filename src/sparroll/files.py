@@ -5,11 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from sparroll.errors import UserError
+
+_UNFINISHED = re.compile(r"\..+\.[a-z]+\.[a-z0-9_]{8}\.tmp")
+"""The name of what `write_bytes` has not finished: .NAME.json.RANDOM.tmp."""
 
 last_written: Path | None = None
 """The last file that this process wrote; an interrupted command says so."""
@@ -41,6 +45,14 @@ def write_bytes(path: Path | str, data: bytes) -> Path:
         Path(temporary).unlink(missing_ok=True)
         raise
     return path
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what a kill left in a folder while `write_bytes` wrote there; files of that form alone, since the folder may
+    hold others. Nobody else may be writing to it."""
+    for left_behind in folder.glob(".*.tmp"):
+        if _UNFINISHED.fullmatch(left_behind.name) and left_behind.is_file():
+            left_behind.unlink()
 
 
 def write_json(path: Path | str, value: Any) -> Path:

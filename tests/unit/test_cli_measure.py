@@ -237,6 +237,12 @@ def test_measuring_refuses_bad_settings_before_the_model_is_loaded(
         ),
         ("--layer-groups 1-2/3", "groups of layers get budgets of their own where", "--objective kl"),
         (
+            "--layer-groups 1-2/3 --objective kl --step-time-share 0.4 --most-budgets 1",
+            "groups of layers are told apart by two budgets or more",
+            "--most-budgets 2",
+        ),
+        ("--estimator sampled", "the percentiles of the estimator 'sampled' are not those", "top_k_lower or exact"),
+        (
             "--check-windows 64 --layer-groups 2-3/4",
             "checks of drafts are chosen for one budget in all sparse",
             "schedule check",

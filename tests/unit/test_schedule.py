@@ -147,6 +147,7 @@ def test_a_broken_inline_schedule_says_what_is_wrong() -> None:
         ('{"format": 1', "not valid JSON"),
         ({**Schedule.fixed(512).inline(), "name": 3}, "name of a schedule must be text, got 3"),
         ({**Schedule.fixed(512).inline(), "stepps": []}, "schedule fixed-512: unknown key 'stepps'"),
+        ({**Schedule.fixed(512).inline(), 1: 2}, "schedule fixed-512: unknown key 1"),
         ('{"format": 3}', "schedule inline: format must be 1 or 2, got 3"),
     ):
         with pytest.raises(UserError, match=message):

@@ -102,6 +102,8 @@ def test_short_steps_are_a_number_of_tokens_of_a_sparse_engine(
     [
         ({"pipeline_parallel_size": 2}, "one pipeline stage"),
         ({"worker_extension_cls": "other.Extension"}, "its own worker extension"),
+        ({"dtype": "bfloat16"}, r"vLLM computes in torch.float32, .*, got dtype='bfloat16'"),
+        ({"dtype": torch.float64}, "got dtype=torch.float64"),
         ({"logprobs_mode": "raw_logprobs"}, "'raw_logprobs' gives no log-probabilities of the distribution"),
         (
             {"sparse": False, "additional_config": {"sparroll": "a.toml"}},
@@ -116,7 +118,7 @@ def test_arguments_of_vllms_own_that_contradict_the_engine_are_refused_before_vl
     monkeypatch.setattr(launch, "start", lambda *arguments: pytest.fail("vLLM was started"))
     monkeypatch.setattr("sparroll.engines.vllm.engine._open", [])
     with pytest.raises(UserError, match=reason):
-        VLLMEngine("tiny-reasoner", dtype=torch.float32, **given)
+        VLLMEngine("tiny-reasoner", **{"dtype": torch.float32, **given})
 
 
 def test_short_steps_are_known_whichever_way_they_were_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -66,12 +66,18 @@ class Machine:
         """The kernels that are used; None where those of the selector were not timed, or not for this model."""
         return if_timed(self.kernels, selector, self.shape.gqa_ratio)
 
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of a cached number in its steps."""
+        return 2 if self.time_model is None else self.time_model.element_bytes
+
     def comparing(self, selectors: Sequence[Selector]) -> Machine:
         """The same, for a comparison of these: without timed kernels where only some of them were timed. The others would
         count by their bytes alone, and win by that."""
-        if self.kernels is None or len(selectors) < 2:
+        different = dict.fromkeys(selectors)
+        if self.kernels is None or len(different) < 2:
             return self
-        untimed = [selector_label(each) for each in selectors if self.kernels_of(each) is None]
+        untimed = [selector_label(each) for each in different if self.kernels_of(each) is None]
         return replace(self, kernels=None, untimed=", ".join(untimed)) if untimed else self
 
     def plan(self, schedule: Schedule, drafted_per_kept: float | None = None) -> Plan:

@@ -26,6 +26,7 @@ from sparroll.engines.generate_arguments import seeds as seeds_of_requests
 from sparroll.engines.sampling import request_seed
 from sparroll.errors import UserError, nearest
 from sparroll.mismatch import ESTIMATORS, TailStatistics, TailTable, acceptance_of, acceptance_sampled
+from sparroll.mismatch.checks import check_bins
 from sparroll.mismatch.divergence import Divergence
 from sparroll.mismatch.of_rollouts import off_nats_of
 from sparroll.progress import OnProgress, Stages, counted
@@ -83,6 +84,7 @@ class MeasureSettings:
             raise UserError(f"samples must be at most {MOST_SAMPLES:,}, got {self.samples:,}")
         # Statistics refuse settings that they cannot use; here they do so before anything runs.
         self.statistics()
+        check_bins(self.bin_tokens, self.max_new_tokens)
 
     def statistics(self) -> TailStatistics:
         """Empty statistics with these settings."""
@@ -405,8 +407,7 @@ class Study:
                 f"the estimator exact needs whole distributions: {settings.samples} responses of "
                 f"{settings.max_new_tokens:,} tokens over {vocabulary:,} ids are {prompt_bytes / 2**30:.1f} GiB for each "
                 f"prompt, and {WHOLE_BYTES / 2**30:.0f} GiB is the most",
-                "use the estimator top_k_lower; or fewer or shorter samples; or the mode replay, which compares the "
-                "scorer with itself and measures no engine",
+                "use the estimator top_k_lower, or fewer or shorter samples",
             )
         return WHOLE_BYTES // prompt_bytes
 

@@ -18,7 +18,7 @@ from sparroll.calibrate.defaults import VERIFY_ROUNDS
 from sparroll.calibrate.effort.coarse_to_fine import Fine
 from sparroll.calibrate.effort.cost_ahead import Spent
 from sparroll.calibrate.fit import MIN_TOKENS, FittedSchedule
-from sparroll.calibrate.measure import Measurement, Study, digest
+from sparroll.calibrate.measure import Measurement, Study, check_percentiles, digest
 from sparroll.calibrate.prospects import check_ceiling, check_request, check_something_is_sparse
 from sparroll.calibrate.store import holds_measurements
 from sparroll.calibrate.sweep import Sweep, sweep_groups
@@ -194,7 +194,8 @@ def calibrate(
         sweeps = _sweeps(study, out, selectors, checks, layer_groups, proportions, fine, on_progress, **common)
         machine = None
         if shape is not None:
-            machine = Machine.decoding(study.dense_rollouts(), shape, device, time_model).comparing(selectors)
+            compared = selectors if at_time_of is None else [*selectors, at_time_of.selector]
+            machine = Machine.decoding(study.dense_rollouts(), shape, device, time_model).comparing(compared)
         about: dict[str, Any] = {"model": model, "name": name}
         chosen = _choose(sweeps, machine, wanted, bool(checks), (step_time_share, at_time_of), made_by, about)
         verification = None
@@ -260,6 +261,7 @@ def _check_asked(
     check_request(wanted.target, len(study.prompts), settings.samples, settings.max_new_tokens, **_least(wanted))
     check_limit(wanted, limits, bool(checks), layer_groups, settings.estimator, len(selectors), proportions)
     check_sampled(wanted.target, settings)
+    check_percentiles(settings)
     check_selectors(selectors, budgets)
     if wanted.bounds.over_2_nats_at_most is not None and not checks:
         raise UserError("a bound on tokens more than 2 nats off needs checked drafts", "give checks to choose among")

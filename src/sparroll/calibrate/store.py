@@ -40,9 +40,6 @@ class Store:
 
     def __init__(self, out: Path | str, settings: Mapping[str, Any], *, shared: bool = False):
         self.folder = files.output_folder(out)
-        if not shared:
-            for left_behind in self.folder.glob(".*.tmp"):
-                left_behind.unlink()
         path = self.folder / "settings.json"
         begun = holds_measurements(self.folder)
         if not path.exists() and begun:
@@ -52,6 +49,8 @@ class Store:
         if begun:
             _check_format(path)
         begin_or_resume(path, {"format": FORMAT, **settings}, begun=begun or shared)
+        if not shared:
+            files.remove_unfinished(self.folder)
 
     def load(self, name: str) -> Measurement | None:
         """The finished measurement of that name; None if there is none."""

@@ -72,8 +72,13 @@ def plan(
         int | None, typer.Option("--batch", help="Requests that decode together; default: as many as the memory holds.")
     ] = None,
     element_bytes: Annotated[
-        int, typer.Option("--element-bytes", min=1, help="Bytes per weight and cached number.")
-    ] = 2,
+        int | None,
+        typer.Option(
+            "--element-bytes",
+            min=1,
+            help="Bytes per weight and cached number; default: 2, or with --fit-steps those of the model here.",
+        ),
+    ] = None,
     fit_steps: Annotated[
         bool,
         typer.Option(
@@ -112,7 +117,7 @@ def plan(
         prompt_tokens=prompt_tokens,
         batch=batch,
         element_bytes=element_bytes,
-        time_model=time_model_here(model, chosen) if fit_steps else None,
+        time_model=time_model_here(model, chosen, element_bytes) if fit_steps else None,
         cut_share=cut_share,
         drafted_per_kept=drafted_per_kept,
         control_share=control_share,

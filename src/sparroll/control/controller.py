@@ -224,6 +224,9 @@ class Controller:
             return []
         needed = self.held.needed_tokens
         lacking, (tokens, rollouts) = min((max(needed / t, LEAST_ROLLOUTS / r), (t, r)) for t, r in found)
+        if lacking <= 1:
+            # There would be enough, but the bin's budget was moved since, and only what came after that counts.
+            return []
         return [
             f"controller: no length can be judged: the fullest one has {tokens} tokens of {rollouts} sparse rollouts in "
             f"{steps} steps, and {self.held.name} needs {needed} tokens of {LEAST_ROLLOUTS} rollouts; --set "

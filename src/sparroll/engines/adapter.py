@@ -26,6 +26,9 @@ from sparroll.schedule import Schedule
 _NAME = "default"
 _WEIGHTS = "adapter_model.safetensors"
 _FILES_HINT = "an adapter's folder has adapter_config.json and adapter_model.safetensors"
+_PLAIN_STARTS = (True, False, "gaussian", "orthogonal")
+"""Values of init_lora_weights that leave the base model's weights alone. Others mean that some part was taken out of them
+before training, and peft takes it out again whenever such an adapter is loaded."""
 BESIDE = "../model"
 """Base model of an adapter that was trained together with a policy: the policy's folder, beside the adapter's. The
 adapter fits no other model."""
@@ -224,6 +227,12 @@ def _read_config(folder: Path) -> LoraConfig:
     for name in ("use_dora", "modules_to_save", "trainable_token_indices", "target_parameters", "lora_bias"):
         if getattr(config, name, None):
             raise UserError(f"{folder} holds an adapter with {name}", "only plain LoRA adapters can be merged")
+    if config.init_lora_weights not in _PLAIN_STARTS:
+        raise UserError(
+            f"{folder} holds an adapter with init_lora_weights = {config.init_lora_weights!r}, which belongs to a changed "
+            "base model",
+            "convert it to a plain LoRA adapter: peft's save_pretrained(path_initial_model_for_weight_conversion=...)",
+        )
     if config.bias != "none":
         raise UserError(f"{folder} holds an adapter that trains biases", "only plain LoRA adapters can be merged")
     return config

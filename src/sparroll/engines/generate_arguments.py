@@ -79,6 +79,8 @@ def prompt_ids(engine: Engine, prompts: Prompts, max_new_tokens: int) -> list[li
     vocabulary, context_limit = engine.vocabulary, engine.context_limit
     if isinstance(prompts, (str, bytes)):
         raise UserError("prompts must be a list", "pass [prompt] for a single one")
+    if not hasattr(prompts, "__len__"):
+        raise UserError(f"prompts must be a list, got {type(prompts).__name__}", "pass list(prompts)")
     if not len(prompts):
         raise UserError("there are no prompts", "give at least one")
     all_ids: list[list[int]] = []
@@ -122,7 +124,7 @@ def seeds(seed: int | Sequence[int], prompts: int, n: int) -> list[int]:
         one = index(cast("int", seed))
         return [sampling.request_seed(one, prompt, sample) for prompt in range(prompts) for sample in range(n)]
     given = cast("Sequence[int]", seed)
-    if type(seed) in (str, bool, float) or not hasattr(seed, "__len__"):
+    if type(seed) in (str, bool, float) or not hasattr(seed, "__len__") or getattr(seed, "ndim", 1) == 0:
         raise UserError(f"seed must be a whole number or a list of them, got {seed!r}")
     if len(given) != prompts * n:
         raise UserError(f"a list of seeds needs one per request, {prompts * n} in all, got {len(given)}")

@@ -54,6 +54,8 @@ def load_model(
     """
     if not isinstance(name, (str, Path)):
         raise UserError(f"a model is a name or a folder, got {name!r}", "give a name, a folder or a transformers model")
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise UserError(f"dtype must be one of torch's, got {dtype!r}", "dtype=torch.bfloat16")
     where = take_device(device)
     model = _from_checkpoint(name, dtype=dtype or "auto")
     tokenizer = load_tokenizer(name)

@@ -40,9 +40,25 @@ def unsupported_config(config: Any) -> str | None:
     return None
 
 
+def changing_positions(config: Any) -> str | None:
+    """Why the rotary embeddings of one request depend on the others of its batch; None where they do not. transformers
+    takes one of two sets of factors for a whole forward pass, by the longest context in it."""
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    if "longrope" not in (rope.get("rope_type"), rope.get("type")):
+        return None
+    original = getattr(config, "original_max_position_embeddings", None) or rope.get("original_max_position_embeddings")
+    if original is not None and config.max_position_embeddings <= original:
+        return None
+    return (
+        "transformers scales the positions of a whole batch (rope_type longrope) by its longest context, so a request's "
+        f"numbers depend on the others (config.max_position_embeddings = {original or 'the original number'} keeps to "
+        "contexts that are not scaled)"
+    )
+
+
 def unsupported_reason(model: PreTrainedModel) -> str | None:
     """Why sparse decoding cannot run this model; None where it can. The model is run on three tokens to find out."""
-    reason = unsupported_config(model.config)
+    reason = unsupported_config(model.config) or changing_positions(model.config)
     if reason:
         return reason
     if any(name.rsplit(".", 1)[-1] == "sinks" for name, _ in model.named_parameters()):

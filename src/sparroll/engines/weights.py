@@ -30,11 +30,19 @@ def checked(
 
     Raises UserError where a name is missing or unknown, a shape is wrong, or tied weights differ.
     """
+    if not isinstance(weights, (nn.Module, Mapping)):
+        raise _unfit(f"they must be a model or a table of tensors, got {type(weights).__name__}")
     state = weights.state_dict() if isinstance(weights, nn.Module) else weights
+    for name, tensor in state.items():
+        if not isinstance(tensor, Tensor):
+            raise _unfit(f"{name} must be a tensor, got {type(tensor).__name__}")
     found = {name: tensor.detach() for name, tensor in state.items()}
     if tied and _HEAD in found and _EMBEDDING in found:
         head = found.pop(_HEAD)
         if head.shape == found[_EMBEDDING].shape and not _equal(head, found[_EMBEDDING]):
+            if head.isnan().any():
+                # NaN equals nothing, itself included.
+                raise _unfit(f"{_HEAD} holds NaN")
             raise _unfit(f"{_HEAD} differs from {_EMBEDDING}, which this model shares")
     needed = {name: shape for name, shape in expected.items() if not (tied and name == _HEAD)}
     missing, unknown = sorted(needed.keys() - found.keys()), sorted(found.keys() - needed.keys())

@@ -21,6 +21,10 @@ _SETTING_HINTS = {
 _STATE_KEYS = ["settings", "quantile", "bins", "counts", "replicates", "sums", "overall", "moments"]
 
 
+MOST_BINS = 1024
+"""With tokens, of one statistics."""
+
+
 def check_settings(bin_tokens: int, quantile: float, replicates: int, seed: int) -> None:
     """Raise UserError for the first setting that is out of range."""
     for name, value, least in (("bin_tokens", bin_tokens, 1), ("replicates", replicates, 20), ("seed", seed, 0)):
@@ -32,6 +36,15 @@ def check_settings(bin_tokens: int, quantile: float, replicates: int, seed: int)
         )
     if not 0 < quantile < 1:
         raise UserError(f"quantile must be between 0 and 1, got {quantile!r}", "use 0.05 for the 5th percentile")
+
+
+def check_bins(bin_tokens: int, new_tokens: int) -> None:
+    """Raise UserError where responses of `new_tokens` lie in more bins than statistics have."""
+    if -(-new_tokens // bin_tokens) > MOST_BINS:
+        raise UserError(
+            f"responses of {new_tokens:,} tokens lie in more than {MOST_BINS} bins of {bin_tokens} tokens",
+            "use a larger bin_tokens, for example 2000",
+        )
 
 
 def check_state(state: dict[str, Tensor], expected_format: int) -> None:

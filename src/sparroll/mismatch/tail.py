@@ -20,7 +20,7 @@ from sparroll.mismatch import histogram
 from sparroll.mismatch.acceptance import ESTIMATORS
 from sparroll.mismatch.beta import BetaFit, fit_from_histogram
 from sparroll.mismatch.bootstrap import CONFIDENCE, interval, poisson_weights
-from sparroll.mismatch.checks import check_settings, check_state, checked_off_nats, checked_rollout
+from sparroll.mismatch.checks import MOST_BINS, check_settings, check_state, checked_off_nats, checked_rollout
 from sparroll.mismatch.histogram import CELLS
 from sparroll.mismatch.impossible import ImpossibleTokens
 from sparroll.mismatch.sums import UNIT, added, bin_sums, moments, pearson
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 FORMAT = 2
 """Of states. Those of format 1 hold no impossible tokens, and are read as statistics that counted none."""
-MOST_BINS = 1024
 MOST_TOKENS_A_BIN = 2**30
 
 

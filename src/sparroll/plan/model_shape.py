@@ -106,7 +106,7 @@ def _read_config(name: str) -> Any:
     if path.suffix == ".json" and path.is_file():
         return _config_of(_read_json(path))
     try:
-        return AutoConfig.from_pretrained(str(path) if path.is_dir() else name)
+        return AutoConfig.from_pretrained(str(path) if path.is_dir() else name, trust_remote_code=False)
     except (OSError, ValueError) as error:
         hint = f"built in: {', '.join(BUILT_IN)}; or give a folder that holds the model's config.json"
         raise UserError(f"cannot read the config of {name!r}: {str(error).strip().splitlines()[0]}", hint) from None

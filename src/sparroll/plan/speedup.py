@@ -26,7 +26,7 @@ from sparroll.plan.kernel_times import KernelTimes, if_timed, kernel_times_of, t
 from sparroll.plan.length_mix import LengthMix, LengthsAre
 from sparroll.plan.model_shape import ModelShape, model_shape, name_to_check
 from sparroll.plan.step_reads import StepReads
-from sparroll.plan.time_model import TimeModel
+from sparroll.plan.time_model import TimeModel, other_type
 from sparroll.schedule import MOST_TOKENS, Schedule
 from sparroll.types import is_whole
 
@@ -283,7 +283,7 @@ def plan(
     lengths_are: LengthsAre = "contexts",
     prompt_tokens: int = 0,
     batch: int | None = None,
-    element_bytes: int = 2,
+    element_bytes: int | None = None,
     memory_share: float = 0.85,
     reserved_bytes: float = 3e9,
     overhead_seconds_per_layer: float = 0.0,
@@ -301,7 +301,8 @@ def plan(
     "rollouts" if they are final lengths, from which the contexts in flight follow, and decoding starts at
     `prompt_tokens`.
     batch: by default as many requests as fit: (memory_share * memory - weights - reserved_bytes) / cache of one request
-    at the mean context.  element_bytes: bytes per weight and per cached number.
+    at the mean context.  element_bytes: bytes per weight and per cached number; by default those of the time model's
+    steps, or 2.
     overhead_seconds_per_layer: launch gaps and the like, added to the dense and the sparse step.
     time_model: replaces the roofline.  kernels: the steps are those with these kernels (see KernelSteps); where it is None
     and they are known, the plan has them beside its own.
@@ -311,6 +312,10 @@ def plan(
     """
     shape, mix = model_shape(model), _contexts(LengthMix.parse(lengths), lengths_are, prompt_tokens)
     device = hardware if isinstance(hardware, Hardware) else find_hardware(hardware)
+    if element_bytes is None:
+        element_bytes = time_model.element_bytes if time_model is not None else 2
+    elif time_model is not None and element_bytes != time_model.element_bytes:
+        raise other_type(element_bytes, time_model.element_bytes)
     reads = StepReads(shape, _schedule(schedule, model, shape, force_schedule), element_bytes)
     kv_bytes = shape.layers * reads.token_bytes
     room = memory_share * device.memory_bytes - reserved_bytes

@@ -34,6 +34,8 @@ class MeasuredStep:
     """Bytes of K, V and index that the step read, over all requests and layers."""
     sparse_layers: int = 0
     """Layers that selected what to read."""
+    element_bytes: int = 2
+    """Bytes of a cached number."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,8 @@ class TimeModel:
     """Largest |predicted - measured| / measured over the steps it was fitted to."""
     steps: int
     notes: tuple[str, ...] = ()
+    element_bytes: int = 2
+    """Bytes of a cached number in these steps; it holds for no other."""
 
     def seconds(self, batch: int, cache_bytes_read: float, sparse_layers: int = 0) -> float:
         """Predicted seconds of one decode step."""
@@ -69,13 +73,15 @@ def fit_time_model(steps: Sequence[MeasuredStep]) -> TimeModel:
     """Fit by non-negative least squares on relative errors, so that short steps count as much as long ones.
 
     Terms that the steps cannot tell apart stay at 0 and are named in `notes`. Raises UserError for fewer than three
-    steps, or if all of them read the same number of bytes.
+    steps, for caches of different types, or if all steps read the same number of bytes.
     """
     if len(steps) < 3:
         raise UserError(f"a time model needs at least 3 measured steps, got {len(steps)}")
     seconds = np.array([step.seconds for step in steps], dtype=np.float64)
     if not (np.isfinite(seconds).all() and (seconds > 0).all()):
         raise UserError(f"measured seconds must be positive, got {seconds.min()}")
+    if len(types := {step.element_bytes for step in steps}) > 1:
+        raise UserError(f"the measured steps are of caches with {sorted(types)} bytes a number", "measure one model")
     if len({step.cache_bytes_read for step in steps}) < 2:
         raise UserError("all measured steps read the same number of bytes", "measure at two context lengths or more")
     columns = {
@@ -95,6 +101,7 @@ def fit_time_model(steps: Sequence[MeasuredStep]) -> TimeModel:
         worst_relative_error=float(np.abs(predicted / seconds - 1).max()),
         steps=len(steps),
         notes=tuple(notes),
+        element_bytes=steps[0].element_bytes,
     )
 
 
@@ -139,7 +146,8 @@ def measure_steps(
             read, sparse_layers = _reads(engine, shape, element_bytes)
             one = statistics.median(_seconds(engine, rows, 1, seed) for _ in range(repeats))
             if several > one:
-                steps.append(MeasuredStep((several - one) / new_tokens, batch, read / new_tokens, sparse_layers))
+                took = (several - one) / new_tokens
+                steps.append(MeasuredStep(took, batch, read / new_tokens, sparse_layers, element_bytes))
     return steps
 
 
@@ -161,14 +169,26 @@ def _reads(engine: Engine, shape: ModelShape, element_bytes: int) -> tuple[float
     return read, sparse_layers
 
 
-def time_model_here(model: str, schedule: Schedule) -> TimeModel:
+def time_model_here(model: str, schedule: Schedule, element_bytes: int | None = None) -> TimeModel:
     """Load the model on this machine, time dense and sparse decode steps, and fit a time model to them. Steps of a
-    schedule with a check are timed without it."""
+    schedule with a check are timed without it. element_bytes: of a cached number, if the caller relies on it; raises
+    UserError where the model has another type here."""
     from sparroll.engines.make import make_engine
 
     with make_engine("hf", model) as engine:
         shared, shape = engine.shared_model(), model_shape(model)
         assert shared is not None, "HFEngine shares its model"
-        dense = measure_steps(engine, shape, element_bytes=shared.dtype.itemsize)
+        found = shared.dtype.itemsize
+        if element_bytes not in (None, found):
+            raise other_type(element_bytes, found)
+        dense = measure_steps(engine, shape, element_bytes=found)
         engine.set_schedule(dataclasses.replace(schedule, check=None))
-        return fit_time_model([*dense, *measure_steps(engine, shape, element_bytes=shared.dtype.itemsize)])
+        return fit_time_model([*dense, *measure_steps(engine, shape, element_bytes=found)])
+
+
+def other_type(asked: int | None, measured: int) -> UserError:
+    """Of a prediction for a cache of another type than the steps' that were timed."""
+    return UserError(
+        f"the steps were timed with {measured} bytes per cached number, not {asked}",
+        f"leave the number out, or take --element-bytes {measured}",
+    )

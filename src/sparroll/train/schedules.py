@@ -291,7 +291,7 @@ def _own_target(
     instead: str = "--set guard.at_least=0.86, or turn the guard off, --set guard.action=off",
 ) -> float | None:
     """The target that the schedule was calibrated for; None where it names none."""
-    if schedule.target is None or not schedule.target.keys() & {"at_least", "estimator", "quantile", "top_k"}:
+    if schedule.target is None or "at_least" not in schedule.target:
         # With checks of drafts, a calibration may hold bounds alone.
         return None
     watched = {"estimator": ESTIMATOR, "quantile": 0.05, "top_k": top_k}

@@ -362,3 +362,4 @@ def test_where_one_selector_was_not_timed_all_are_compared_by_their_bytes(tmp_pa
     machine = replace(MACHINE, kernels=kernel_times_of("H200"))
     assert machine.comparing([PageMean(), QuantizedMean(4, bits=4)]) is machine.comparing([untimed]) is machine
     assert machine.comparing([PageMean(), untimed]).kernels is None
+    assert machine.comparing([untimed, untimed]) is machine

@@ -87,6 +87,8 @@ def test_a_bin_that_no_budget_holds_is_looked_after_first_and_the_last_budget_is
     found = measured(needs, PUBLISHED, 3)
     assert found.budgets[-1] == PUBLISHED[-1]
     assert found.fit()[-1] <= PUBLISHED[-1]
+    assert measured(needs, PUBLISHED, 2).budgets[-1] == PUBLISHED[-1]
+    assert measured(needs, PUBLISHED, 1).budgets == [PUBLISHED[-1]]
     # Where even that one misses there is nothing left to find for this bin, and the fit says so.
     hopeless = measured({30_000: 40_000.0}, PUBLISHED, 5)
     assert PUBLISHED[-1] in hopeless.budgets
@@ -121,8 +123,9 @@ def test_budgets_at_even_places() -> None:
     assert spread_over([1, 2, 3, 4, 5], 3) == [1, 3, 5]
     assert spread_over([1, 2, 3, 4, 5], 1) == [5] and spread_over([1, 2], 5) == [1, 2]
     assert first_budgets(list(range(10)), 5) == [3, 6] and first_budgets([7], 5) == [7]
-    assert first_budgets(list(range(10)), 5, 3) == [2, 4, 7] and first_budgets(list(range(10)), 2, 3) == [3, 6]
+    assert first_budgets(list(range(10)), 5, 3) == [2, 4, 7] and first_budgets(list(range(10)), 2, 3) == [4]
     assert first_budgets([1, 2, 3], 2) == [2], "the second one is left for where the first leads"
+    assert first_budgets([1, 2, 3], 1) == [3]
 
 
 GRID = [64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 640]

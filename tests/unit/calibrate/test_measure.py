@@ -162,6 +162,10 @@ def test_settings_are_plain_data():
         ({"max_new_tokens": 1.5}, "max_new_tokens must be"),
         ({"quantile": 0.0}, "quantile must be between 0 and 1"),
         ({"bin_tokens": 0}, "bin_tokens must be"),
+        (
+            {"bin_tokens": 16, "max_new_tokens": 32_768},
+            "responses of 32,768 tokens lie in more than 1024 bins of 16 tokens\nhint: use a larger bin_tokens",
+        ),
     ],
 )
 def test_bad_settings_are_refused_before_anything_runs(change, message):

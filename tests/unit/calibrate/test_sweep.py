@@ -232,12 +232,26 @@ def test_budgets_measured_one_by_one_are_those_of_the_sweep(tmp_path):
 
 def test_another_process_may_be_writing_while_a_budget_is_measured(tmp_path):
     run(study(), tmp_path, [64])
-    unfinished = tmp_path / ".dense.json.abc.tmp"
+    unfinished = tmp_path / ".dense.json.abc123_x.tmp"
     unfinished.write_text("{")
     sweep_budget(study(), 128, out=tmp_path, dense_layers=(0,))
     assert unfinished.exists()
     run(study(), tmp_path, [64])
     assert not unfinished.exists()
+
+
+def test_only_what_a_kill_left_is_removed_and_only_from_a_folder_of_this_sweep(tmp_path):
+    notes, unfinished = tmp_path / ".my-notes.tmp", tmp_path / ".dense.json.abc123_x.tmp"
+    notes.write_text("mine"), unfinished.write_text("{")
+    (tmp_path / ".cache.json.abc123_x.tmp").mkdir()
+    settings = tmp_path / "settings.json"
+    settings.write_text('{"of_another_command": 1}')
+    with pytest.raises(UserError, match="was made by another command"):
+        store.Store(tmp_path, {"a": 1})
+    assert unfinished.exists()
+    settings.unlink()
+    store.Store(tmp_path, {"a": 1})
+    assert notes.read_text() == "mine" and (tmp_path / ".cache.json.abc123_x.tmp").is_dir() and not unfinished.exists()
 
 
 def test_a_budget_that_holds_every_context_is_dense_by_construction(tmp_path):

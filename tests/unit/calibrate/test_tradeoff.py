@@ -324,6 +324,15 @@ def test_the_time_of_another_schedule_is_the_limit(tmp_path: Path) -> None:
     assert timed.most_step_seconds == pytest.approx(replace(machine, time_model=steps).plan(slower).sparse.seconds)
 
 
+def test_a_limit_of_an_untimed_selector_is_compared_by_bytes_too(tmp_path: Path) -> None:
+    """By its bytes alone beside timed kernels it would be far too short a time."""
+    untimed = Schedule.fixed(192, QuantizedMean(16, bits=4), dense_layers=(0,))
+    found = calibrate(study(), out=tmp_path, **ASKED, at_time_of=untimed, verify_rounds=0).tradeoff
+    machine = Machine.decoding(study().dense_rollouts(), SHAPE, find_hardware("H200"))
+    assert found.most_step_seconds == pytest.approx(replace(machine, kernels=None).plan(untimed).sparse.seconds)
+    assert any("kernels of quantized_mean 16, bits 4 were not timed on H200" in note for note in found.notes)
+
+
 def test_groups_of_layers_are_calibrated_and_verified_as_a_whole(tmp_path: Path) -> None:
     about = {**ASKED, "budgets": [64, 128, 256, 320]}
     found = calibrate(study(), out=tmp_path, **about, layer_groups=GROUPS, step_time_share=0.7, verify_rounds=1)

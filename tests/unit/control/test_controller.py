@@ -257,6 +257,13 @@ def test_a_bin_with_few_tokens_is_judged_on_several_steps_together() -> None:
     assert one.budgets[0] == 1024
 
 
+def test_a_bin_that_waits_for_tokens_after_a_move_can_be_judged() -> None:
+    """At steps of 360 tokens it is judged by three together, and moved; the window of four ends one step later."""
+    one = controller(rules=Rules(target=0.86, window_steps=4, least_tokens=1000))
+    said = [one.watch(evidence(step, measured(step, {0: 0.5}, rollouts=8, tokens=45))).events for step in range(1, 5)]
+    assert said[0] == said[1] == () and "512 -> 1024" in said[2][0] and said[3] == ()
+
+
 def test_a_handful_of_rollouts_judges_nothing_however_long_they_are() -> None:
     one = controller()
     assert one.watch(evidence(1, measured(1, {0: 0.5}, rollouts=7, tokens=1000))).schedule is None

@@ -258,6 +258,10 @@ def test_a_target_of_another_statistic_is_refused_and_not_compared(change: dict[
 def test_a_guard_that_is_to_act_needs_a_target() -> None:
     with pytest.raises(UserError, match="needs a target to act on, but the schedule 'own' names no target"):
         make_guard(load_config(None, ["guard.action=stop"]), schedule_with(None))
+    without = {key: value for key, value in OWN.items() if key != "at_least"}
+    assert make_guard(load_config(), schedule_with(without)).at_least is None
+    with pytest.raises(UserError, match="needs a target to act on, but the schedule 'own' names no target"):
+        make_guard(load_config(None, ["guard.action=stop"]), schedule_with(without))
 
 
 def test_a_window_with_too_few_rollouts_to_judge_any_bin_is_refused() -> None:

@@ -168,9 +168,27 @@ def test_a_folder_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"(?s)cannot read .*adapter_model.*copy or train"):
         Adapter(model, LoraSettings(rank=3)).read(tmp_path / "three")
     config = tmp_path / "few" / "adapter_config.json"
-    config.write_text(config.read_text().replace('"use_dora": false', '"use_dora": true'))
+    plain = config.read_text()
+    config.write_text(plain.replace('"use_dora": false', '"use_dora": true'))
     with pytest.raises(UserError, match="an adapter with use_dora"):
         Adapter.load(model, tmp_path / "few")
+
+
+@pytest.mark.parametrize("start", ["pissa", "pissa_niter_4", "olora"])
+def test_an_adapter_that_belongs_to_a_changed_base_is_refused_and_changes_nothing(start: str, tmp_path: Path) -> None:
+    """peft would take a part out of the weights that the policy and the adapter share."""
+    model = qwen()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    Adapter(model).write(tmp_path / "adapter", "")
+    config = tmp_path / "adapter" / "adapter_config.json"
+    plain = config.read_text()
+    assert '"init_lora_weights": true' in plain
+    config.write_text(plain.replace('"init_lora_weights": true', f'"init_lora_weights": "{start}"'))
+    with pytest.raises(UserError, match=f"(?s)init_lora_weights = '{start}'.*convert it to a plain LoRA adapter"):
+        Adapter.load(model, tmp_path / "adapter")
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    config.write_text(plain.replace('"init_lora_weights": true', '"init_lora_weights": "gaussian"'))
+    Adapter.load(model, tmp_path / "adapter")
 
 
 def test_a_bf16_model_has_a_bf16_view_and_an_fp32_adapter() -> None:

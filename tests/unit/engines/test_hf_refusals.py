@@ -21,6 +21,15 @@ SIZES = dict(
 )  # fmt: skip
 
 
+LONG_ROPE = {
+    "rope_parameters": {
+        "rope_type": "longrope", "rope_theta": 10_000.0, "short_factor": [1.0] * 8, "long_factor": [4.0] * 8,
+        "original_max_position_embeddings": 32,
+    }, "original_max_position_embeddings": 32,
+}  # fmt: skip
+"""Contexts of 33 to 64 tokens have other factors than shorter ones."""
+
+
 def build(architecture: str = "qwen3", **changes: object) -> PreTrainedModel:
     torch.manual_seed(0)
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(architecture, **{**SIZES, **changes}))
@@ -34,6 +43,8 @@ def build(architecture: str = "qwen3", **changes: object) -> PreTrainedModel:
         ("gemma2", {}, "sliding_attention"),
         ("gpt_oss", {"num_local_experts": 2, "num_experts_per_tok": 1}, "sliding_attention"),
         ("granite", {"logits_scaling": 2.0}, "more than its output head"),
+        ("phi3", {**LONG_ROPE, "sliding_window": None}, r"rope_type longrope\) by its longest context.* = 32 keeps"),
+        ("llama", LONG_ROPE, r"rope_type longrope\) by its longest context"),
         (
             "deepseek_v3",
             {"kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 16,
@@ -46,6 +57,11 @@ def build(architecture: str = "qwen3", **changes: object) -> PreTrainedModel:
 def test_unsupported_attention_is_refused_with_the_reason(architecture: str, changes: dict, reason: str) -> None:
     with pytest.raises(UserError, match="is not supported: .*" + reason):
         HFEngine(build(architecture, **changes))
+
+
+def test_a_context_that_no_batch_scales_may_have_long_rope() -> None:
+    engine = HFEngine(build("llama", **LONG_ROPE, max_position_embeddings=32))
+    assert engine.context_limit == 32 and engine.generate([[1, 2, 3]], max_new_tokens=2)[0].response_ids
 
 
 @pytest.mark.parametrize(
@@ -63,11 +79,28 @@ def test_unsupported_attention_is_refused_with_the_reason(architecture: str, cha
         ([[1]], {"stop_ids": [2, -1]}, "stop_ids must be from 0 to 49, the model's last token id, got -1"),
         ([[1]], {"stop_ids": [50]}, "stop_ids must be from 0 to 49, the model's last token id, got 50"),
         ([[1]], {"seed": [1, 2]}, "a list of seeds needs one per request, 1 in all, got 2"),
+        ([[1]], {"seed": torch.tensor(3)}, "seed must be a whole number or a list of them"),
+        (None, {}, "prompts must be a list, got NoneType"),
+        ((ids for ids in [[1]]), {}, "prompts must be a list, got generator"),
     ],
 )
 def test_bad_requests_are_refused(prompts: list, settings: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
         HFEngine(build()).generate(prompts, **{"max_new_tokens": 8, **settings})
+
+
+def test_weights_that_are_no_tensors_of_the_model_are_refused() -> None:
+    engine = HFEngine(build(tie_word_embeddings=True))
+    state = engine.model.state_dict()
+    for weights, message in (
+        ([1], "a model or a table of tensors, got list"),
+        ({"a": 1}, "a must be a tensor, got int"),
+        ({name: tensor * torch.nan for name, tensor in state.items()}, "lm_head.weight holds NaN"),
+    ):
+        with pytest.raises(UserError, match=message):
+            engine.load_weights(weights, 1)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="dtype must be one of torch's, got 'bf16'"):
+        HFEngine("tiny-reasoner", dtype="bf16")  # type: ignore[arg-type]
 
 
 def test_nan_logits_are_an_error_not_a_token() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import shutil
@@ -12,11 +13,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import sparroll
 from cli_runs import error_of, save_model
 from sparroll.engines import HFEngine
 from sparroll.engines.load_model import check_checkpoint
 from sparroll.engines.scoring import Scorer
 from sparroll.errors import UserError
+from sparroll.plan.model_shape import model_shape
 from sparroll.train import load_config, train
 
 Tensors = dict[str, torch.Tensor]
@@ -190,3 +193,22 @@ def test_an_end_that_no_token_can_be_is_refused(whole: Path, tmp_path: Path) -> 
     (folder / "generation_config.json").write_text('{"eos_token_id": [99999, -1]}')
     with pytest.raises(UserError, match=r"no response could end: the model's eos_token_id is 99999, -1"):
         HFEngine(folder).generate(["a b"], max_new_tokens=2)
+
+
+def test_no_checkpoints_own_code_runs_or_is_asked_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where trust_remote_code is left out, transformers asks on standard input, and a yes that is piped in runs it."""
+    (tmp_path / "config.json").write_text('{"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}}')
+    (tmp_path / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Own: pass\n")
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("it asks"))
+    for read in (model_shape, check_checkpoint, HFEngine):
+        with pytest.raises(UserError):
+            read(str(tmp_path))
+    assert not (tmp_path / "ran").exists()
+    source = Path(sparroll.__file__).parent
+    calls = [
+        (path.name, ast.unparse(node))
+        for path in source.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and re.match(r"Auto\w+\.from_pretrained", ast.unparse(node.func))
+    ]
+    assert len(calls) > 5 and not [call for call in calls if "trust_remote_code=" not in call[1]]

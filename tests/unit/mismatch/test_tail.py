@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sparroll.errors import UserError
 from sparroll.mismatch import TailStatistics, tail
-from sparroll.mismatch.tail import MOST_BINS
+from sparroll.mismatch.checks import MOST_BINS
 
 Rollouts = list[tuple[Tensor, Tensor, str]]
 

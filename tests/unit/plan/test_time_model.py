@@ -7,6 +7,7 @@ import pytest
 
 from sparroll.errors import UserError
 from sparroll.plan.model_shape import model_shape
+from sparroll.plan.speedup import plan
 from sparroll.plan.time_model import MeasuredStep, fit_time_model, measure_steps, time_model_here
 from sparroll.schedule import Schedule
 
@@ -54,11 +55,28 @@ def test_no_term_is_ever_negative():
         ([MeasuredStep(1, 1, 1), MeasuredStep(1, 1, 2)], "at least 3 measured steps, got 2"),
         ([MeasuredStep(1, 1, 5)] * 3, "read the same number of bytes"),
         ([MeasuredStep(0, 1, 1), MeasuredStep(1, 1, 2), MeasuredStep(1, 1, 3)], "must be positive"),
+        ([MeasuredStep(1, 1, 1), MeasuredStep(1, 1, 2), MeasuredStep(1, 1, 3, 0, 4)], r"caches with \[2, 4\] bytes"),
     ],
 )
 def test_too_little_to_fit_is_refused(steps, message):
     with pytest.raises(UserError, match=message):
         fit_time_model(steps)
+
+
+def test_a_plan_counts_the_bytes_that_the_timed_steps_had():
+    """Steps of a cache in fp32 predict themselves."""
+    shape = model_shape("Qwen3-1.7B")
+    read = lambda batch, context: batch * context * 2 * shape.kv_width * 4  # noqa: E731
+    cells = [(1, 512), (1, 4096), (4, 512), (4, 4096)]
+    model = fit_time_model([MeasuredStep(0.1 + read(*cell) / 1e10, cell[0], read(*cell), 0, 4) for cell in cells])
+    asked = {"lengths": 4096, "batch": 4, "time_model": model, "force_schedule": True}
+    found = plan(shape, 512, **asked)
+    assert found.dense.seconds == pytest.approx(0.1 + read(4, 4096) / 1e10, rel=1e-6)
+    assert any(line.startswith("4 bytes per weight and per cached number") for line in found.assumptions)
+    with pytest.raises(UserError, match="timed with 4 bytes per cached number, not 2"):
+        plan(shape, 512, element_bytes=2, **asked)
+    with pytest.raises(UserError, match="timed with 4 bytes per cached number, not 2"):
+        time_model_here("tiny-reasoner", Schedule.fixed(64, dense_layers=()), 2)
 
 
 def test_decode_steps_of_a_real_engine_are_timed():

@@ -208,7 +208,7 @@ class _Tried:
             inside = (contexts >= each.start) & (contexts < each.end)
             part = LengthMix(mix.text, mix.tokens[inside], mix.weights[inside])
             budget = Schedule.fixed(each.budget(kv_budget_tokens, selector.unit_tokens), selector, dense_layers=())
-            reads = StepReads(self.machine.shape, budget, element_bytes=2)
+            reads = StepReads(self.machine.shape, budget, self.machine.element_bytes)
             if len(part.tokens) and kernels is not None:
                 total += layers * kernels.added_seconds(selector, reads.load(budget, part, self.batch), mix)
             elif len(part.tokens):

@@ -42,8 +42,11 @@ def spread_over(budgets: Sequence[int], count: int) -> list[int]:
 
 
 def first_budgets(budgets: Sequence[int], most: int, coarse: int = COARSE) -> list[int]:
-    """Those to begin with: at even places, none at an end. Budgets in rising order."""
-    count = min(coarse, most, len(budgets))
+    """Those to begin with: at even places, none at an end. Budgets in rising order. One is left, for the largest of all
+    where no other holds; where there is but one, it is that."""
+    if most == 1:
+        return [budgets[-1]]
+    count = min(coarse, most - 1, len(budgets))
     places = [round((place + 1) * (len(budgets) - 1) / (count + 1)) for place in range(count)]
     return [budgets[place] for place in dict.fromkeys(places)]
 

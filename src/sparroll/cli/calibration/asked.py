@@ -13,7 +13,7 @@ import typer
 from sparroll.attention.selectors import Selector
 from sparroll.calibrate.allocation.wanted import Wanted, check_limit, limits_given
 from sparroll.calibrate.effort.cost_ahead import CostAhead, Evaluation, cost_ahead
-from sparroll.calibrate.measure import MeasureSettings, check_measurable
+from sparroll.calibrate.measure import MeasureSettings, check_measurable, check_percentiles
 from sparroll.calibrate.run import begun_last, check_selectors
 from sparroll.calibrate.target import Target, check_sampled, plain_target
 from sparroll.calibrate.verify import Bound
@@ -98,6 +98,9 @@ class Goal:
         checked, estimator = bool(candidates.checks), settings.estimator
         check_limit(self.wanted, limits, checked, groups, estimator, selectors, candidates.proportions)
         check_sampled(self.wanted.target, settings)
+        check_percentiles(settings)
+        if groups and candidates.most_budgets == 1:
+            raise UserError("groups of layers are told apart by two budgets or more", "--most-budgets 2")
 
     def table(self, candidates: Candidates) -> dict[str, Any]:
         """Goal and candidates, as the record holds them: of a calibration that compares no times, the target and its

@@ -40,12 +40,16 @@ def llm_arguments(
 ) -> dict[str, Any]:
     """Keyword arguments of `vllm.LLM`. capacity: see `widest`; None for vLLM's own attention. Raises UserError for what
     the device cannot do."""
+    chosen = dtype or config.dtype or torch.bfloat16
+    if chosen not in _DTYPES:
+        named = ", ".join(map(str, _DTYPES))
+        raise UserError(f"vLLM computes in {named}, got dtype={chosen!r}", "dtype=torch.bfloat16")
     on_cpu = not torch.cuda.is_available()
     if sleep_mode and on_cpu:
         raise UserError("sleep mode frees GPU memory, and there is no GPU", "leave sleep_mode out")
     arguments: dict[str, Any] = {
         "skip_tokenizer_init": True,
-        "dtype": _DTYPES[dtype or config.dtype or torch.bfloat16],
+        "dtype": _DTYPES[chosen],
         "max_model_len": context_limit,
         "max_num_seqs": max_batch,
         "max_logprobs": -1,

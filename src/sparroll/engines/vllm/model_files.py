@@ -6,24 +6,25 @@ from typing import Any
 
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
-from sparroll.engines.supported_models import unsupported_config
+from sparroll.engines.supported_models import changing_positions, unsupported_config
 from sparroll.errors import UserError, reason_of
 
 
 def described(folder: str, tokenizer: PreTrainedTokenizerBase | None) -> tuple[Any, PreTrainedTokenizerBase | None]:
     """Config and tokenizer; a folder without a tokenizer has none, and takes prompts as ids."""
     try:
-        config = AutoConfig.from_pretrained(folder)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:
         raise UserError(
             f"cannot load the model {folder!r}: {reason_of(error)}", "give a hub name or a folder"
         ) from error
-    unsupported = unsupported_config(config)
+    # Log-probabilities of such a model are compared with those of transformers.
+    unsupported = unsupported_config(config) or changing_positions(config)
     if unsupported:
         raise UserError(f"{folder} is not supported: {unsupported}", "docs/engines.md lists the architectures that are")
     if tokenizer is None:
         try:
-            tokenizer = AutoTokenizer.from_pretrained(folder)
+            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         except (OSError, ValueError):
             tokenizer = None
     return config, tokenizer

@@ -116,6 +116,9 @@ def rows_of_updates(rollouts: int, mini_batch_rollouts: int, ranks: int) -> list
     >>> rows_of_updates(8, 4, 2)
     [[0, 1, 4, 5], [2, 3, 6, 7]]
     """
+    assert mini_batch_rollouts >= ranks, (
+        f"a mini batch of {mini_batch_rollouts} rollouts leaves ranks of {ranks} without one"
+    )
     of_rank, at_once = rollouts // ranks, mini_batch_rollouts // ranks
     return [
         [rank * of_rank + row for rank in range(ranks) for row in range(first, min(first + at_once, of_rank))]

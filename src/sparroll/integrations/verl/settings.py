@@ -315,7 +315,7 @@ def _vocabulary(model: str) -> int | None:
     from transformers import AutoConfig
 
     try:
-        return int(AutoConfig.from_pretrained(model, local_files_only=True).vocab_size)
+        return int(AutoConfig.from_pretrained(model, local_files_only=True, trust_remote_code=False).vocab_size)
     except (OSError, ValueError, AttributeError):
         return None
 

@@ -8,6 +8,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from sparroll.engines.make import check_samples_at
+from sparroll.mismatch.checks import check_bins
 from sparroll.tasks.data.settings import DataSettings
 from sparroll.train.config.adapter import KLSection
 from sparroll.train.config.base import Section
@@ -65,6 +66,11 @@ class DistillConfig(Section):
     @model_validator(mode="after")
     def _the_engine_samples_at_the_temperature(self) -> Self:
         check_samples_at(self.engine.kind, self.rollout.temperature, "rollout.temperature")
+        return self
+
+    @model_validator(mode="after")
+    def _the_tail_has_few_bins(self) -> Self:
+        check_bins(self.mismatch.bin_tokens, self.rollout.max_new_tokens)
         return self
 
     def for_trainer(self) -> TrainConfig:

@@ -8,6 +8,7 @@ from pydantic import model_validator
 
 from sparroll.engines.make import check_samples_at
 from sparroll.errors import UserError
+from sparroll.mismatch.checks import check_bins
 from sparroll.tasks import is_data
 from sparroll.tasks.data.settings import DataSettings
 from sparroll.train.config.adapter import DistillSection
@@ -106,6 +107,11 @@ class TrainConfig(Section):
     def _the_engine_samples_at_the_temperatures(self) -> Self:
         check_samples_at(self.engine.kind, self.rollout.temperature, "rollout.temperature")
         check_samples_at(self.engine.kind, self.evaluate.temperature, "evaluate.temperature")
+        return self
+
+    @model_validator(mode="after")
+    def _the_tail_has_few_bins(self) -> Self:
+        check_bins(self.mismatch.bin_tokens, self.rollout.max_new_tokens)
         return self
 
     @model_validator(mode="after")
