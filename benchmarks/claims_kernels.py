@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import kernel_times
 from claim_words import Claims, Figures, bare, down, up
 from record_tables import results
+from render_speed import rollout_records
 
 from sparroll.attention.selectors import PageMean
 from sparroll.plan.kernel_times import kernel_times_of
@@ -55,7 +56,26 @@ def scores_that_waited() -> Figures:
         for record in ("fine-kernels-blocks-of-64-h200", "fine-kernels-engines-h200")
     }
     now, before = us.values()
-    return {"waited": up(now), "before": up(before)}
+    _, timed = kernel_times.timed_layers(kernel_times.GPUS[0])
+    layers = {budget: 1e6 * timed["page_mean equal", budget]["sparse layer"] for budget in (512, 1024)}
+    return {
+        "waited": up(now),
+        "before": up(before),
+        "more": up(now - before),
+        **{f"layer_{budget}": up(took) for budget, took in layers.items()},
+    }
+
+
+def plan_and_rollouts() -> Figures:
+    """What a plan says of the published schedule of 1.7B with timed kernels, and what rollouts were measured at."""
+    planned = plan("Qwen3-1.7B", "qwen3-1.7b-0.86", lengths="0-32768")
+    assert planned.kernels is not None, "the kernels were timed"
+    measured = [found["speedup"] for size, _, found in rollout_records() if size == "1.7b"]
+    return {
+        "planned": down(planned.kernels.speedup, 2),
+        "least": down(min(measured), 2),
+        "most": down(max(measured), 2),
+    }
 
 
 def with_a_remainder() -> Figures:
@@ -155,6 +175,12 @@ def mixed_requests() -> Figures:
 
 
 PAGES: Mapping[str, Claims] = {
+    "docs/own-model.md": {
+        "under the published schedule of Qwen3-1.7B `kernels` says {planned} times for contexts up to 32,768 tokens, and "
+        "[measured rollouts](results.md#rollouts-in-vllm) are {least} to {most} times as fast as dense ones.": (
+            plan_and_rollouts
+        ),
+    },
     "docs/selectors.md": {
         "a layer of 4 x 2 with a remainder takes {4x2_with_1024} us at a budget of 1,024 tokens, where one without takes "
         "{4x2_1024} us, and one of 2 x 2 takes {2x2_with_1024} us instead of {2x2_1024} (": with_a_remainder,
@@ -178,6 +204,8 @@ PAGES: Mapping[str, Claims] = {
         "{layer_512} and {layer_1024} us with them, and {layer_512_bare} and {layer_1024_bare} us without.": peaks,
     },
     "docs/plan.md": {
+        "In that record the scores of `page_mean` [took too long](small-pages.md#what-a-layer-takes-on-a-gpu), by up to "
+        "{more} us of a layer's {layer_512} to {layer_1024}.": scores_that_waited,
         "The sums are at most {worst} % off the layers that were timed as a whole, and {half} % or less for half of "
         "them.": kernel_layers,
         "such a step lacks {least} to {most} ms everywhere: what it leaves out, launches, norms and the host. What the "

@@ -198,7 +198,7 @@ def layer_times() -> str:
         took.setdefault(units, {})[lengths, budget] = 1e6 * seconds["sparse layer"]
     rows = [
         [
-            "`page_mean`, 16 tokens" if units == "page_mean" else _spelled(units),
+            "`page_mean`, 16 tokens (see below)" if units == "page_mean" else _spelled(units),
             *(rounded_up(us[lengths, budget], 0) for lengths in LENGTHS for budget in LAYER_BUDGETS),
         ]
         for units, us in sorted(took.items(), key=lambda each: each[1]["mixed", LAYER_BUDGETS[0]])

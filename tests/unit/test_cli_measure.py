@@ -106,6 +106,7 @@ def test_profile_prints_and_plots_each_budget_and_resumes(
     assert main(command) == 0
     output = capsys.readouterr()
     assert all(text in output.out for text in ("dense: reads 100%", "fixed-52: reads", "fixed-72: reads", "Beta"))
+    assert "too little for a tail" not in output.out
     assert output.err.splitlines()[-1] == f"wrote {out / 'report.html'}"
     record = json.loads((out / "profile.json").read_text())
     assert [entry["name"] for entry in record["results"]["schedules"]] == ["fixed-52", "fixed-72"]

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from sparroll.attention.selectors import PageMean, Selector
+from sparroll.calibrate.fit import MIN_TOKENS
 from sparroll.calibrate.measure import Measurement, Study, check_percentiles, digest
 from sparroll.calibrate.store import Store, fingerprint, measured_all, measurement_table
 from sparroll.errors import UserError
 from sparroll.locks import locked
 from sparroll.mismatch import BetaFit
+from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
 from sparroll.progress import OnProgress, Stages
 from sparroll.schedule import Schedule
 
@@ -39,6 +41,17 @@ class Entry:
     measurement: Measurement
     fits: tuple[BinFit, ...]
     """One of all tokens, then one for each bin."""
+
+    @property
+    def too_little(self) -> str | None:
+        """That there are too few tokens or rollouts to say anything of the tail; None where there are enough in all."""
+        row = self.measurement.tail().overall
+        if row.counts(MIN_TOKENS):
+            return None
+        return (
+            f"too little for a tail: {row.tokens:,} tokens of {row.rollouts:,} rollouts, and it takes {MIN_TOKENS} of "
+            f"{LEAST_ROLLOUTS}"
+        )
 
     def table(self) -> dict[str, Any]:
         """Plain data."""

@@ -124,6 +124,7 @@ def _lines(entry: Entry) -> list[str]:
         f"{measurement.name}: reads {percent_up(measurement.kv_read_share)} of the cache",
         str(tail),
         *tail.beside(),
+        *filter(None, [entry.too_little]),
     ]
     if measurement.checked is not None:
         lines.append(f"checks: {measurement.checked}")

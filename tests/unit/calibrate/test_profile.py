@@ -31,6 +31,8 @@ def test_budgets_and_schedules_stand_side_by_side(tmp_path):
 
 def test_a_bin_that_cannot_be_fitted_says_why():
     got = profile(study(prompts=1, samples=2), [64], dense_layers=(0,))
+    assert got.ceiling.too_little.startswith("too little for a tail: ") and " of 2 rollouts" in got.ceiling.too_little
+    assert profile(study(prompts=4, samples=2), [64], dense_layers=(0,)).entries[0].too_little is None
     fits = got.entries[0].fits
     assert fits[0].beta.a > 0
     assert all(fit.beta or "Beta fit needs 20 values" in fit.why_not for fit in fits)

@@ -152,7 +152,9 @@ def test_a_verb_says_how_many_prompts_of_a_file_its_default_leaves_out(
     for path in (_write(tmp_path / "x.jsonl", rows), lines):
         assert said(path) == f"the first {default} prompts of {path}; --count takes more\n"
         assert said(path, "--count", str(default)) == ""
-    assert said(_write(tmp_path / "y.jsonl", rows[:default])) == ""
+    fewer = _write(tmp_path / "y.jsonl", rows[:default])
+    assert said(fewer) == said(fewer, "--count", str(default)) == ""
+    assert said(fewer, "--count", "30") == f"{fewer} has {default} prompts, fewer than --count 30\n"
     # What stands behind them is no matter of a command that does not take it.
     damaged = _write(tmp_path / "z.jsonl", rows[:default])
     damaged.write_text(damaged.read_text().rstrip() + '\n{"prompt": ')

@@ -15,6 +15,7 @@ import typer
 from sparroll import files, locks
 from sparroll.errors import UserError, of_machine
 from sparroll.progress import say
+from sparroll.rounding import rounded_down
 from sparroll.schedule import Schedule, caveats_of
 
 if TYPE_CHECKING:
@@ -130,12 +131,17 @@ def refuse_idle_prompt_options(command: typer.Context, prompts_file: Path | None
 
 
 def say_prompts_left_out(command: typer.Context, prompts_file: Path | None, taken: int) -> None:
-    """Say where the default of --count leaves prompts of the file out."""
+    """Say where the default of --count leaves prompts of the file out, and where the file has fewer than was asked for."""
     from sparroll.tasks.prompt_file import holds_more
 
     by_default = getattr(command.get_parameter_source("count"), "name", "") == "DEFAULT"
-    if prompts_file is not None and by_default and holds_more(prompts_file, taken):
+    if prompts_file is None:
+        return
+    if by_default and holds_more(prompts_file, taken):
         say(f"the first {taken:,} prompts of {prompts_file}; --count takes more")
+    asked = command.params["count"]
+    if not by_default and taken < asked:
+        say(f"{prompts_file} has {taken:,} prompts, fewer than --count {asked:,}")
 
 
 def say_caveats(*schedules: Schedule | None) -> None:
@@ -153,4 +159,5 @@ def print_facts(facts: dict[str, Any]) -> None:
     }
     width = max(len(name) for name in flat)
     for name, value in flat.items():
-        print(f"{name:<{width}}  {value:.4g}" if isinstance(value, float) else f"{name:<{width}}  {value}")
+        shown = value if not isinstance(value, float) else rounded_down(value) if "_q05" in name else f"{value:.4g}"
+        print(f"{name:<{width}}  {shown}")
