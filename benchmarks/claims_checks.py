@@ -276,7 +276,7 @@ def default_cost() -> Figures:
 
 PAGES: Mapping[str, Claims] = {
     "README.md": {
-        "rollouts of Qwen3-1.7B's shape are {drained_512} to {steady_512} times as fast as dense ones, checks included. "
+        "Rollouts of Qwen3-1.7B's shape are {drained_512} to {steady_512} times as fast as dense ones, checks included. "
         "With two bits they are {drained_512_4x2} to {steady_512_4x2} times as fast": beside_fastest_dense,
     },
     "docs/results.md": {

@@ -208,8 +208,10 @@ PAGES: Mapping[str, Claims] = {
         "{more} us of a layer's {layer_512} to {layer_1024}.": scores_that_waited,
         "The sums are at most {worst} % off the layers that were timed as a whole, and {half} % or less for half of "
         "them.": kernel_layers,
-        "such a step lacks {least} to {most} ms everywhere: what it leaves out, launches, norms and the host. What the "
-        "roofline lacks grows from {least_roofline} to {most_roofline} ms.": kernel_steps,
+        "such a step is {least} to {most} ms too short everywhere, by what it leaves out: launches, norms and the host. So "
+        "add about a millisecond to it. A step of the roofline is {least_roofline} to {most_roofline} ms too short": (
+            kernel_steps
+        ),
         "the scores of {requests} requests of mixed lengths took {scores} times as long as the line says, and the attention "
         "{attention} times.": mixed_requests,
     },
