@@ -72,10 +72,11 @@ def tokens(prompt: Prompt, response_text: str, rollout: Rollout) -> float:
 
 def command(model: str, out: Path, *more: str) -> list[str]:
     """Three chunks of problems for each policy and task: 4 batches of 2 hold two problems of 4 samples."""
+    bins = [] if "--no-tail" in more else ["--bin-tokens", "50"]
     return [
         "evaluate", "--model", model, "--tasks", "first_vowel,vowels:0", "--count", "5", "--samples", str(SAMPLES),
-        "--budget", "64", "--also-dense", "--max-new-tokens", "18", "--bin-tokens", "50", "--max-batch", "2",
-        "--device", "cpu", "--out", str(out), *more,
+        "--budget", "64", "--also-dense", "--max-new-tokens", "18", "--max-batch", "2", "--device", "cpu",
+        "--out", str(out), *bins, *more,
     ]  # fmt: skip
 
 

@@ -104,7 +104,7 @@ def test_thinking_is_the_template_s(
         ("aime25,aime25", [], "is named twice"),
         ("data", [], 'task.name = "data" needs data.train or data.eval'),
         ("gsm8k", ["--contest-from", "2024-08-01"], "a contest window is asked for, but no row has a contest date"),
-        ("gsm8k", ["--test-seconds", "0"], "--test-seconds must be above 0, got 0.0"),
+        ("gsm8k", ["--test-seconds", "0"], "--test-seconds must be above 0 and finite, got 0.0"),
         ("gsm8k", ["--thinking"], "--thinking and --no-thinking need --chat"),
         ("gsm8k", ["--prompt-template", "nothing"], "unknown prompt template 'nothing'"),
         ("synthetic_add:0", ["--prompt-template", "math"], "prompt templates are for sets and files"),

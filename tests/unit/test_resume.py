@@ -114,6 +114,13 @@ def test_a_command_that_finished_nothing_binds_nobody(tmp_path: Path) -> None:
         begin_or_resume(path, {"seed": 0})
 
 
+def test_results_without_what_they_are_of_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    with pytest.raises(UserError, match=r"(?s)holds results but no config\.json.*another folder with --out"):
+        begin_or_resume(path, {"seed": 5}, begun=True)
+    assert not path.exists()
+
+
 def test_what_another_command_asked_for_is_not_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     begin_or_resume(path, {"model": "a", "tasks": []})

@@ -41,6 +41,14 @@ def write(folder: Path, text: str) -> str:
     return str(path)
 
 
+def test_lists_are_taken_as_tuples() -> None:
+    """Otherwise a schedule would differ from itself once it was saved."""
+    made = Schedule([Step(0, 128)], dense_layers=[0, 1])  # type: ignore[arg-type]
+    assert made == Schedule.from_table(made.table(), made.name) and made.dense_layers == (0, 1)
+    grouped = Schedule([Step(0, (128, 256))], dense_layers=[], layer_groups=[[0, 1], [2]])  # type: ignore[arg-type]
+    assert {made.kind, grouped.kind} and grouped.layer_groups == ((0, 1), (2,))
+
+
 def test_published_preset_has_the_published_budgets() -> None:
     schedule = Schedule.load("qwen3-1.7b-0.86")
     assert [schedule.kv_budget_tokens(length) for length in (1, 1999, 2000, 17_000, 100_000)] == [

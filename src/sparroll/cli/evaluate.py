@@ -3,6 +3,7 @@ interrupted."""
 
 from __future__ import annotations
 
+import math
 import time
 from datetime import datetime
 from pathlib import Path
@@ -154,6 +155,7 @@ def evaluate(
         command, reward is not None, "with --reward, whose function judges instead of the tasks",
         "test_seconds", "test_memory_gib", "allow_unsafe_sandbox",
     )  # fmt: skip
+    common.refuse_idle(command, no_tail, "with --no-tail", "bin_tokens")
     from sparroll.evaluate import parquet
     from sparroll.evaluate.compare import RECORD
     from sparroll.evaluate.evaluation import SAMPLE_LOG, SAMPLES
@@ -167,8 +169,10 @@ def evaluate(
     check_names(engine, model, device, dtype)
     parquet.check_installed()
     for name, value in (("--test-seconds", test_seconds), ("--test-memory-gib", test_memory_gib)):
-        if value is not None and not value > 0:
-            raise UserError(f"{name} must be above 0, got {value}", "leave it out for what the set's grader allows")
+        if value is not None and not 0 < value < math.inf:
+            raise UserError(
+                f"{name} must be above 0 and finite, got {value}", "leave it out for what the set's grader allows"
+            )
     data = DataSettings(
         mirror=None if mirror is None else str(mirror),
         prompt_template=prompt_template,
@@ -201,6 +205,8 @@ def evaluate(
         dtype=dtype,
         max_batch=max_batch,
     )
+    rows_alone = all(isinstance(each.task, DataTask) for each in request.tasks)
+    common.refuse_idle(command, rows_alone, "with tasks that are sets or files of rows", "level", "problem_seed")
     common.hold_folder(command, out)
     for each in request.tasks:
         if isinstance(each.task, DataTask) and (left_out := each.task.left_out()):

@@ -14,6 +14,7 @@ from sparroll.errors import UserError
 from sparroll.evaluate.intervals import mean_share
 from sparroll.progress import OnProgress
 from sparroll.tasks import Task
+from sparroll.tasks.thinking import with_opened
 from sparroll.tasks.verdicts import judge
 from sparroll.types import Prompt
 
@@ -91,7 +92,7 @@ def grade(
     )
     asked = [prompt for prompt in prompts for _ in range(n)]
     texts = [decode(each.response_ids) if each.text is None else each.text for each in rollouts]
-    verdicts = judge(task, asked, texts)
+    verdicts = judge(task, asked, with_opened(texts, rollouts, decode))
     graded = []
     for index in range(len(prompts)):
         mine = rollouts[index * n : (index + 1) * n]

@@ -139,7 +139,8 @@ def _chunk(
     texts = [rollout.text for rollout in rollouts if rollout.text is not None]
     assert len(texts) == len(rollouts), "the engine that sampled them has a tokenizer"
     asked = [prompt for prompt in problems for _ in range(settings.samples)]
-    verdicts = task.verdicts(asked, texts, rollouts)
+    assert engine.tokenizer is not None
+    verdicts = task.verdicts(asked, texts, rollouts, engine.tokenizer.decode)
     accepted = _acceptances(scorer, rollouts, settings)
     samples = [_sample(*row) for row in zip(rollouts, texts, verdicts, accepted, strict=True)]
     groups = [

@@ -3,7 +3,7 @@ runs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -17,6 +17,7 @@ from sparroll.schedule import Schedule
 from sparroll.tasks import Task, Verdict
 from sparroll.tasks.data.read import FORMATS
 from sparroll.tasks.reward_function import FunctionJudge
+from sparroll.tasks.thinking import with_opened
 from sparroll.types import MOST_SAMPLES, Prompt, Rollout, check_seed
 
 if TYPE_CHECKING:
@@ -107,12 +108,18 @@ class EvalTask:
         """Whether responses give answers, so that they can vote."""
         return self.judge is None and tasks.has_answers(self.task)
 
-    def verdicts(self, prompts: Sequence[Prompt], texts: Sequence[str], rollouts: Sequence[Rollout]) -> list[Verdict]:
+    def verdicts(
+        self,
+        prompts: Sequence[Prompt],
+        texts: Sequence[str],
+        rollouts: Sequence[Rollout],
+        decode: Callable[[list[int]], str],
+    ) -> list[Verdict]:
         """A verdict for each response to the prompt at the same place. Answers that mean the same have one string; so
-        give it all responses to a prompt at once."""
+        give it all responses to a prompt at once. decode: turns token ids into text."""
         if self.judge is not None:
             return self.judge.verdicts(prompts, texts, rollouts)
-        return tasks.pooled(self.task, prompts, tasks.judge(self.task, prompts, texts))
+        return tasks.pooled(self.task, prompts, tasks.judge(self.task, prompts, with_opened(texts, rollouts, decode)))
 
 
 def read_tasks(
@@ -152,7 +159,7 @@ def _task(label: str, level: int, data: DataSettings | None, judged: bool) -> tu
     """(the task, its level). All rows of a set or a file are evaluated, even if they are a training split. judged:
     whether a judge of the user's own reads the responses."""
     name, colon, written = label.partition(":")
-    if (tasks.is_data(name) and name != "data") or Path(name).suffix in FORMATS:
+    if (tasks.is_data(name) and name != "data") or Path(name).suffix.lower() in FORMATS:
         from sparroll.tasks.data.rewards import JudgedElsewhere, RowReward
         from sparroll.tasks.data.rows import KINDS
         from sparroll.tasks.data.settings import DataSettings

@@ -58,10 +58,11 @@ def acceptance(dense_logits: Float[Tensor, "*T V"], sparse_logits: Float[Tensor,
     dense_NV, sparse_NV = dense_logits.reshape(-1, vocabulary), sparse_logits.reshape(-1, vocabulary)
     shared_N = torch.empty(len(dense_NV), dtype=dtype, device=dense_logits.device)
     rows = max(1, _CHUNK_ELEMENTS // vocabulary)
+    named = (dense_NV, "dense_logits"), (sparse_NV, "sparse_logits")
     for start in range(0, len(dense_NV), rows):
         part = slice(start, start + rows)
         shared_N[part] = _shared_mass(
-            _softmax(dense_NV[part], dtype, "dense_logits"), _softmax(sparse_NV[part], dtype, "sparse_logits")
+            *(_softmax(every_NV[part], dtype, name, start, len(every_NV)) for every_NV, name in named)
         )
     return shared_N.reshape(dense_logits.shape[:-1])
 
@@ -128,14 +129,15 @@ def acceptance_sampled(dense_logp: Float[Tensor, "*T"], sparse_logp: Float[Tenso
     return (dense_logp.to(dtype) - sparse_logp.to(dtype)).clamp(max=0).exp()
 
 
-def _softmax(logits_NV: Tensor, dtype: torch.dtype, name: str) -> Tensor:
-    """Probabilities. Raises UserError for rows that have none, which their maxima show: NaN, +inf, or only -inf."""
+def _softmax(logits_NV: Tensor, dtype: torch.dtype, name: str, first: int, of: int) -> Tensor:
+    """Probabilities of the rows from the first on, of so many. Raises UserError for rows that have none, which their maxima
+    show: NaN, +inf, or only -inf."""
     top_N = logits_NV.amax(-1)
     if not bool(torch.isfinite(top_N).all()):
         row = int((~torch.isfinite(top_N)).nonzero()[0, 0])
         what = "NaN" if bool(torch.isnan(top_N[row])) else "+inf" if bool(top_N[row] > 0) else "only -inf"
         raise UserError(
-            f"{name} hold {what} in row {row} of {len(top_N)}",
+            f"{name} hold {what} in row {first + row} of {of}",
             "find where the forward pass overflows (try bf16 or fp32 instead of fp16); each row needs a possible token",
         )
     return torch.softmax(logits_NV, dim=-1, dtype=dtype).contiguous()

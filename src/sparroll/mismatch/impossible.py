@@ -92,6 +92,8 @@ class ImpossibleTokens:
     def add(self, off_nats_T: Float[Tensor, " T"], context_tokens_T: Int[Tensor, " T"]) -> None:
         """Count the tokens of one rollout. off_nats_T: log-probability under the policy that sampled minus the dense
         one; inf where the dense policy excludes the token. NaN and -inf are refused, see `of_rollouts.off_nats_of`."""
+        if bool((off_nats_T.isnan() | (off_nats_T == -torch.inf)).any()):
+            raise UserError("off_nats_T holds NaN or -inf, so a pass of one of the policies is broken")
         numbers, place_T = torch.unique(context_tokens_T // self.bin_tokens, return_inverse=True)
         limits_N = torch.tensor(NATS, dtype=torch.float64)
         far_TN = off_nats_T.to(torch.float64)[:, None] > limits_N

@@ -76,7 +76,7 @@ class ModelFingerprint:
     head_dim: int | None = None
     vocabulary: int | None = None
     config: str | None = None
-    """Digest of the sizes and of everything else in the config that decides what the model computes."""
+    """Digest of the sizes and of what else in the config decides what most models compute (`_COMPUTED_WITH`)."""
     weights: str | None = None
     """Digest of slices of the files of weights, see `digest_of`."""
 

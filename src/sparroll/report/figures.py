@@ -25,6 +25,8 @@ STYLE = {
     "font.family": "sans-serif",
     "font.sans-serif": ["Helvetica Neue", "Arial", "DejaVu Sans"],
     "font.size": 10,
+    # Names of files and runs may hold dollar signs.
+    "text.parse_math": False,
     "axes.edgecolor": QUIET,
     "axes.labelcolor": INK,
     "axes.titlecolor": INK,

@@ -70,6 +70,9 @@ class Schedule:
     _groups: list[Schedule] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        for name in ("steps", "dense_layers", "layer_groups"):
+            if isinstance(held := getattr(self, name), list):
+                object.__setattr__(self, name, tuple(tuple(each) if isinstance(each, list) else each for each in held))
         check_steps(self.steps, self.selector, len(self.layer_groups))
         if list(self.dense_layers) != sorted({layer for layer in self.dense_layers if is_count(layer)}):
             raise UserError(

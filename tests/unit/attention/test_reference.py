@@ -160,6 +160,19 @@ def test_unknown_implementations_and_wrong_shapes_are_refused() -> None:
         api.sparse_decode(query, keys, values[..., :4], ids, context, 4, SCALE)
     with pytest.raises(UserError, match="multiple of the unit"):
         api.sparse_decode(query, keys, values, ids, context, 3, SCALE)
+    with pytest.raises(UserError, match="a context has 32 tokens, and the cache holds 20"):
+        api.sparse_decode(query, keys, values, ids, context * 2, 4, SCALE)
+    selector = small("page_mean")
+    index = index_of(selector, keys, 16)[:, :, :3]
+    with pytest.raises(UserError, match="a context has 16 tokens, and the index holds 12"):
+        api.select(query[:, None], index, context[:, None], context[:, None], selector, SCALE)
+
+
+def test_a_context_within_its_budget_is_read_whole_whatever_the_budget_is() -> None:
+    """41 tokens are 11 units of 4, and a budget of 42 tokens holds ten whole ones."""
+    selector, (query, keys, _) = small("page_mean"), cache(41, 4)
+    assert sorted(chosen(selector, query, keys, 41, 42)[0, 0].tolist()) == list(range(11))
+    assert selector.read_tokens(41, 42) == 41 and selector.read_tokens(43, 42) == 40 - 1
 
 
 def test_a_selector_from_outside_can_be_registered_once() -> None:
@@ -186,7 +199,7 @@ def test_a_selector_from_outside_can_be_registered_once() -> None:
 
 
 @pytest.mark.parametrize("odd", [torch.nan, 1.0])
-@pytest.mark.parametrize("wanted", [[1, 1, 1, 1], [5, 5, 5, 5], [1, 3, 9, 12]])
+@pytest.mark.parametrize("wanted", [[1, 1, 1, 1], [5, 5, 5, 5], [1, 3, 9, 12], [0, 0, 0, 0], [0, 2, 0, 5]])
 def test_choosing_without_sorting_keeps_the_order_of_ties_and_nans(wanted: list[int], odd: float) -> None:
     score = torch.tensor([[[0.0, -0.0, 1.0, 1.0, odd, torch.inf, -torch.inf, 1.0, 0.0, 2.0, odd, -1.0]]])
     score_RQHU = score.expand(1, 4, 2, -1).contiguous()

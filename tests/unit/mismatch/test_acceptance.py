@@ -116,6 +116,14 @@ def test_logits_without_a_distribution_are_refused_with_a_hint(dense: Tensor, sp
     assert refusal.value.hint
 
 
+def test_a_row_behind_the_first_slice_is_named_by_its_place_among_all() -> None:
+    dense = torch.zeros(6, 2**22, dtype=torch.float16)
+    sparse = dense.clone()
+    sparse[5, 0] = torch.nan
+    with pytest.raises(UserError, match="sparse_logits hold NaN in row 5 of 6"):
+        acceptance(dense, sparse)
+
+
 @st.composite
 def two_policies(draw: st.DrawFn) -> tuple[Tensor, Tensor, int, int]:
     """Two distributions over a small vocabulary, from nearly equal to unrelated, some with impossible tokens."""

@@ -35,6 +35,14 @@ def same(one: TailStatistics, other: TailStatistics) -> bool:
     )
 
 
+@pytest.mark.parametrize("broken", [torch.nan, -torch.inf])
+def test_what_no_policy_gives_is_refused_and_not_counted_as_possible(broken: float) -> None:
+    counted = ImpossibleTokens(BIN)
+    with pytest.raises(UserError, match="holds NaN or -inf"):
+        counted.add(torch.tensor([0.0, broken]), torch.arange(2))
+    assert counted.tokens == 0
+
+
 def test_tokens_are_counted_strictly_beyond_each_distance() -> None:
     counted = ImpossibleTokens(BIN)
     counted.add(torch.tensor([-30.0, 2.0, 2.5, 7.0, 10.0, 11.0, torch.inf, 0.0]), torch.arange(8))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -194,6 +196,8 @@ def test_code_is_taken_from_the_last_fenced_block() -> None:
     assert last_code("````\n```\ninner\n```\n````") == "```\ninner\n```\n"
     assert last_code("```python\ncut off") == "cut off"
     assert last_code("no code") is None
+    assert last_code("<think>\n```python\na\n```\n</think>\nI cannot.") is None
+    assert last_code("<think>```\na\n```</think>\n```\nb\n```") == "b\n"
     assert last_code("```python\n```") == ""
 
 
@@ -287,7 +291,7 @@ def test_without_a_sandbox_a_run_is_refused_at_its_start(monkeypatch: pytest.Mon
 
 
 def test_limits_and_tests_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(UserError, match="wall_seconds must be positive, got 0"):
+    with pytest.raises(UserError, match="wall_seconds must be positive and finite, got 0"):
         SandboxLimits(wall_seconds=0)
 
 
@@ -297,3 +301,29 @@ def test_the_docs_name_every_hostile_boundary() -> None:
     record = Path(__file__).parents[3] / "benchmarks/results/verdicts-code-cpu.json"
     results = json.loads(record.read_text(encoding="utf-8"))["results"]
     assert f"{rounded_down(results['verdicts_per_second'], 1)} verdicts a second" in text
+
+
+def test_an_interrupt_leaves_no_program_to_be_run(reward: CodeReward, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits is taken back, and a later call grades it anew."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(code: str, *_: object) -> CodeVerdict:
+        begun.set()
+        go_on.wait(30)
+        return CodeVerdict("passed", code)
+
+    with CodeReward(sandbox_name=reward.boundary.name, allow_unsafe_sandbox=True, workers=1) as own:
+        monkeypatch.setattr(code_reward, "run", slow)
+        pairs = [(StdinTests((("", ""),)), f"```\n{number}\n```") for number in range(5)]
+        monkeypatch.setattr(Future, "result", lambda future: (begun.wait(30), interrupted()))
+        with pytest.raises(KeyboardInterrupt):
+            own.grade_batch(pairs)
+        monkeypatch.undo()
+        monkeypatch.setattr(code_reward, "run", slow)
+        assert len(own._cache) == 1, "the one that runs"
+        go_on.set()
+        assert [verdict.detail.strip() for verdict in own.grade_batch(pairs)] == list("01234")
+
+
+def interrupted() -> None:
+    raise KeyboardInterrupt

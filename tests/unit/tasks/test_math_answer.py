@@ -83,3 +83,9 @@ def test_a_box_around_many_boxes_is_read_once() -> None:
 )
 def test_a_sign_with_one_meaning_becomes_plain(signs: str, plain: str) -> None:
     assert plain_signs(signs) == plain
+
+
+def test_a_response_that_repeats_a_box_within_itself_costs_linear_time() -> None:
+    """If each of them were read to its end, this would take hours."""
+    assert last_boxed(r"\boxed{" * 100_000 + "5" + "}" * 100_000) == "5"
+    assert last_boxed(r"\boxed { \boxed{ 5 } } ") == "5" and last_boxed(r"\boxed{\boxed{5} + 1}") == r"\boxed{5} + 1"

@@ -393,3 +393,35 @@ def test_a_worker_may_not_use_more_memory_than_its_limit(tmp_path: Path, monkeyp
     assert MathReward(large).grade("5", r"\boxed{5.0}").status == "right"
     small.close()
     large.close()
+
+
+WORDS = {
+    "wrong": [
+        ("infinitely many", "not infinitely many"), ("undefined", "not undefined"),
+        ("all real numbers", "all real numbers except zero"), ("all real numbers", "all real numbers greater than two"),
+        ("no solution", "there is no solution unless x is even"), ("Yes", "yes if n is even"), ("Yes", "yes, if n is even"),
+        ("True", "true only for even n"), ("No", "no more than five"), ("No", "no idea"), ("No", "no solution"),
+        ("New York City", "New"), ("perfect square", "perfect"), ("isosceles right triangle", "isosceles"),
+        ("Tuesday", "the day before Tuesday"),
+    ],
+    "right": [
+        ("Yes", "yes, it does not depend on n"), ("Yes", "yes it does not depend on n"), ("No", "the answer is no"),
+        ("No", "no it is not"), ("infinitely many", "there are infinitely many solutions"), ("scalene triangle", "scalene"),
+        ("scalene", "scalene triangle"), ("no solution", "there are no solutions for x"),
+        ("undefined", "the slope is undefined"), ("does not exist", "the limit does not exist"), ("Alice", "Alice wins"),
+        ("right triangle", "right"),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("status", WORDS)
+def test_words_that_deny_or_limit_an_answer_are_not_that_answer(status: str, math: MathReward) -> None:
+    pairs = [(rf"\text{{{gold}}}", rf"\text{{{answer}}}") for gold, answer in WORDS[status]]
+    assert [verdict.status for verdict in math.grade_answers(pairs)] == [status] * len(pairs)
+
+
+def test_the_value_of_a_variable_is_no_choice(math: MathReward) -> None:
+    values = [("A", "a=3"), ("B", "b=2"), ("C", r"c=\frac{1}{2}"), ("D", "d=10"), (r"\text{(B)}", "b=2")]
+    assert {verdict.status for verdict in math.grade_answers(values)} == {"wrong"}
+    marked = [("A", r"\text{A} = 5"), ("A", "(A) = 5"), ("B", "B = 7"), ("B", r"\text{option b} = 7")]
+    assert {verdict.status for verdict in math.grade_answers(marked)} == {"right"}

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from sparroll.errors import UserError
+from sparroll.tasks.thinking import after_thinking
 from sparroll.tasks.verdicts import Verdict
 from sparroll.train.config.file import config_from, load_config, refuse_other_config
 from sparroll.train.config.reward import RewardSection, RewardTerm
@@ -36,10 +37,9 @@ def short(prompt: Prompt, response_text: str, rollout: Rollout, worth: float = 1
 
 def graded(words: str, samples: int = 2, most: int = 10, **settings: Any) -> Graded:
     """words: a word of as many letters as the response has tokens; the first letter is its text."""
-    rollouts = [Rollout([1], [2] * len(word), torch.zeros(len(word)), "stop") for word in words.split()]
-    texts = iter(word[0] for word in words.split())
+    rollouts = [Rollout([1], [2] * len(word), torch.zeros(len(word)), "stop", text=word[0]) for word in words.split()]
     rewards = Rewards(RewardSection(**settings), samples, most)
-    return rewards(Right(), PROMPTS[: len(rollouts) // samples], rollouts, lambda ids: next(texts))  # type: ignore[arg-type]
+    return rewards(Right(), PROMPTS[: len(rollouts) // samples], rollouts, lambda ids: "the prompt's end")  # type: ignore[arg-type]
 
 
 def test_by_default_the_reward_is_the_tasks_verdict() -> None:
@@ -48,6 +48,19 @@ def test_by_default_the_reward_is_the_tasks_verdict() -> None:
     assert made.reward_GN.nan_to_num(7).tolist() == [[1, 0], [7, 1]]
     assert made.terms_GN.keys() == {"task"}
     assert not made.penalty_GN.any()
+
+
+def test_a_thinking_part_that_the_prompt_opens_belongs_to_the_response_that_the_task_reads() -> None:
+    rollouts = [Rollout([1], [2], torch.zeros(1), "length", text=text) for text in ("a", "b</think>a")]
+    read: list[str] = []
+
+    class Reads(Right):
+        def verdicts(self, prompts: Any, responses: Any) -> list[Verdict]:
+            read.extend(responses)
+            return super().verdicts(prompts, [after_thinking(response) for response in responses])
+
+    made = Rewards(RewardSection(), 2, 10)(Reads(), PROMPTS[:1], rollouts, lambda ids: "Say: <think>\n")  # type: ignore[arg-type]
+    assert read == ["<think>a", "<think>b</think>a"] and made.reward_GN.tolist() == [[0, 1]]
 
 
 def test_terms_are_weighted_and_added_and_one_without_a_verdict_leaves_none() -> None:

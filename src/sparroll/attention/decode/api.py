@@ -31,6 +31,13 @@ def _shapes(**named: tuple[Tensor, tuple[int, ...]]) -> None:
             raise UserError(f"{name} must have shape {shape}, got {tuple(tensor.shape)}")
 
 
+def _held(what: str, context_tokens: Tensor, most: int) -> None:
+    """Raise UserError for a context that is longer than what is there. On a GPU it is not looked at, because the host would
+    wait for it."""
+    if context_tokens.device.type == "cpu" and context_tokens.numel() and int(context_tokens.max()) > most:
+        raise UserError(f"a context has {int(context_tokens.max())} tokens, and {what} holds {most}")
+
+
 def select(
     query: Tensor,
     index: Tensor,
@@ -42,7 +49,8 @@ def select(
 ) -> Tensor:
     """Units that each query position reads, per KV head, shared by the query heads of its group.
 
-    query [R, Q, H, G, D] after RoPE; index [R, H, U, W], rows of complete units (others are never looked at);
+    query [R, Q, H, G, D] after RoPE; index [R, H, U, W], a row for each unit of the longest context, the incomplete one
+    included (only rows of complete units are looked at);
     context_tokens, kv_budget_tokens [R, Q] int, the query's own token counts as context; scale multiplies q.k.
     Returns unit ids [R, Q, H, N] int64, -1 where a position reads fewer than N units. A context within its budget gets
     all its units. First and recent units are always among them, and count against the budget. Of equal scores, the
@@ -55,6 +63,7 @@ def select(
         context_tokens=(context_tokens, (requests, positions)),
         kv_budget_tokens=(kv_budget_tokens, (requests, positions)),
     )
+    _held("the index", context_tokens, index.shape[2] * selector.unit_tokens)
     return _implementation(impl).select(query, index, context_tokens, kv_budget_tokens, selector, scale)
 
 
@@ -82,6 +91,7 @@ def sparse_decode(
         context_tokens=(context_tokens, (requests,)),
     )
     _whole_units(cached, unit_tokens)
+    _held("the cache", context_tokens, cached)
     return _implementation(impl).sparse_decode(query, keys, values, unit_ids, context_tokens, unit_tokens, scale)
 
 

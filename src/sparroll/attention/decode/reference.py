@@ -47,7 +47,8 @@ def ranked(
     score_RQHU = selector.score(query, index, scale, candidates_RQU[:, :, None])
     score_RQHU = score_RQHU.masked_fill(forced_RQU[:, :, None], torch.inf)
     score_RQHU = score_RQHU.masked_fill(~exists_RQU[:, :, None], -torch.inf)
-    return score_RQHU, torch.minimum(kv_budget_tokens[..., None] // unit, units_RQ1)
+    wanted_RQ1 = torch.minimum(kv_budget_tokens[..., None] // unit, units_RQ1)
+    return score_RQHU, torch.where(kv_budget_tokens[..., None] >= context_tokens[..., None], units_RQ1, wanted_RQ1)
 
 
 def best_first(score: Tensor) -> Tensor:

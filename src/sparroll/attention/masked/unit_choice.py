@@ -103,9 +103,9 @@ def best(score_RQHU: Tensor, wanted_RQ1: Tensor) -> Tensor:
     # Without NaN, the scores compare as their order does.
     order_RQHU = reference.in_order(score_RQHU) if bool(score_RQHU.isnan().any()) else score_RQHU
     fewest, most = (int(bound) for bound in wanted_RQ1.aminmax())
-    top_RQHN = order_RQHU.topk(most, sorted=fewest < most).values
+    top_RQHN = order_RQHU.topk(max(most, 1), sorted=fewest < most).values
     if fewest < most:
-        last_RQH1 = top_RQHN.gather(3, (wanted_RQ1[..., None] - 1).expand(*top_RQHN.shape[:3], 1).long())
+        last_RQH1 = top_RQHN.gather(3, (wanted_RQ1[..., None] - 1).clamp_min(0).expand(*top_RQHN.shape[:3], 1).long())
     else:
         last_RQH1 = top_RQHN.amin(3, keepdim=True)
     above_RQHU, equal_RQHU = order_RQHU > last_RQH1, order_RQHU == last_RQH1

@@ -98,7 +98,8 @@ class Selector(ABC):
         wait for them.
         """
         unread_units = -(-context_tokens // self.unit_tokens) - kv_budget_tokens // self.unit_tokens
-        return context_tokens - self.unit_tokens * unread_units * (unread_units > 0)
+        beyond = (unread_units > 0) & (context_tokens > kv_budget_tokens)
+        return context_tokens - self.unit_tokens * unread_units * beyond
 
     @abstractmethod
     def index_width(self, head_dim: int) -> int:

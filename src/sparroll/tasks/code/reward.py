@@ -25,6 +25,7 @@ from sparroll.tasks.code.boundaries import Boundary, Name
 from sparroll.tasks.code.limits import SandboxError, SandboxLimits, Status
 from sparroll.tasks.code.rules import same_output, same_value
 from sparroll.tasks.code.session import Ended, Frame, Session
+from sparroll.tasks.thinking import after_thinking
 
 ATTEMPTS = 3
 """How often a sandbox is started before its failure becomes the verdict."""
@@ -124,8 +125,15 @@ class CodeReward:
     ) -> list[CodeVerdict]:
         """A verdict for each pair, in order. limits: those of each pair, instead of the reward's own."""
         each = [self.limits] * len(pairs) if limits is None else limits
-        waiting = [self._submit(tests, response, own) for (tests, response), own in zip(pairs, each, strict=True)]
-        verdicts = [future.result() for future in waiting]
+        waiting: list[Future[CodeVerdict]] = []
+        try:
+            for (tests, response), own in zip(pairs, each, strict=True):
+                waiting.append(self._submit(tests, response, own))
+            verdicts = [future.result() for future in waiting]
+        except BaseException:
+            # Interrupted: what has not begun would otherwise run before the process can end.
+            self._cancel(waiting)
+            raise
         with self._lock:
             self.counts.update(verdict.status for verdict in verdicts)
         return verdicts
@@ -146,6 +154,12 @@ class CodeReward:
             while len(self._cache) > self._cache_entries:
                 self._cache.popitem(last=False)
             return future
+
+    def _cancel(self, futures: Sequence[Future[CodeVerdict]]) -> None:
+        cancelled = {id(future) for future in futures if future.cancel()}
+        with self._lock:
+            for key in [key for key, future in self._cache.items() if id(future) in cancelled]:
+                del self._cache[key]
 
     def _key(self, code: str, tests: Tests, limits: SandboxLimits) -> str:
         content = repr((code, tests, limits, self.boundary.name))
@@ -176,10 +190,10 @@ _FENCE = re.compile(
 
 
 def last_code(response: str) -> str | None:
-    """The last fenced block of a response, even if the response ends within it; None if there is no block. Code that is
-    indented as a whole, as in a list, moves to the left margin."""
+    """The last fenced block of a response behind its thinking part, even if the response ends within it; None if there is no
+    block. Code that is indented as a whole, as in a list, moves to the left margin."""
     found = None
-    for block in _FENCE.finditer(response.replace("\r\n", "\n")):
+    for block in _FENCE.finditer(after_thinking(response).replace("\r\n", "\n")):
         found = block.group(2)
     if found is not None and found.lstrip("\n")[:1] in (" ", "\t"):
         return textwrap.dedent(found)

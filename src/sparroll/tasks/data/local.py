@@ -82,6 +82,8 @@ def _tests(value: Any, entry_point: Any) -> CodeTests:
     if isinstance(value, str):
         try:
             value = json.loads(value)
+        except RecursionError:
+            raise Skipped("tests that are nested too deeply") from None
         except ValueError:
             if not isinstance(entry_point, str) or not entry_point:
                 raise Skipped("tests are code, and entry_point is missing") from None

@@ -70,7 +70,8 @@ def _parquet(path: Path, columns: tuple[str, ...] | None) -> Iterator[Raw]:
             wanted = None if columns is None else [name for name in file.schema_arrow.names if name in columns]
             for batch in file.iter_batches(_BATCH_ROWS, columns=wanted):
                 yield from batch.to_pylist()
-    except (OSError, pyarrow.ArrowException) as error:
+    except (OSError, ValueError, OverflowError, pyarrow.ArrowException) as error:
+        # Some columns, such as times in nanoseconds, have no value in Python.
         raise UserError(f"cannot read {path}: {error}") from None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal, get_args
@@ -55,10 +56,13 @@ class Row:
     @property
     def difficulty_number(self) -> float | None:
         """The difficulty as a number; None if it is a name or absent."""
+        text = self.difficulty.strip()
         try:
-            return float(Fraction(self.difficulty.strip()))
-        except (ValueError, ZeroDivisionError):
+            # A fraction of "1e999999999" would be a number of as many digits.
+            number = float(Fraction(text)) if "/" in text else float(text)
+        except (ValueError, ZeroDivisionError, OverflowError):
             return None
+        return number if math.isfinite(number) else None
 
 
 class Skipped(Exception):

@@ -50,10 +50,10 @@ class DataSettings(Strict):
     """At most so many tests of each training row are kept, spread evenly. Fewer are faster, but let more wrong programs
     pass."""
 
-    test_seconds: float | None = Field(default=None, gt=0)
+    test_seconds: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Time for each test of a program. None: what the set's official grader allows (LiveCodeBench 6, evalplus and TACO
     4), and 10 for your own files."""
-    test_memory_gib: float | None = Field(default=None, gt=0)
+    test_memory_gib: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Memory for each test of a program, in GiB. None: 4 for the published sets, and 1 for your own files. As many tests
     run at the same time as there are cores."""
     allow_unsafe_sandbox: bool = False

@@ -13,19 +13,10 @@ import unicodedata
 
 from sparroll.tasks.math.chinese import in_english
 from sparroll.tasks.math.grading.splitting import words_in
+from sparroll.tasks.thinking import after_thinking
 
 SCAN_CHARS = 1_000_000
 """Only this much at the end of a response is searched for a box."""
-
-THINKING_MARKS = (
-    ("<think>", "</think>"),
-    ("<thinking>", "</thinking>"),
-    ("<thought>", "</thought>"),
-    ("<reasoning>", "</reasoning>"),
-    ("[THINK]", "[/THINK]"),
-    ("<|begin_of_thought|>", "<|end_of_thought|>"),
-)
-"""How models mark their thinking. A box inside it is a thought, not an answer."""
 
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
@@ -114,23 +105,6 @@ def last_boxed(response_text: str) -> str | None:
     return found
 
 
-def after_thinking(response_text: str) -> str:
-    """What a response says behind its thinking part: nothing if the thinking never ends, all of it if there is none.
-
-    >>> after_thinking("<think>5 or 6</think>It is 6.")
-    'It is 6.'
-    """
-    text = response_text
-    for opening, closing in THINKING_MARKS:
-        end = text.rfind(closing)
-        if end >= 0:
-            text = text[end + len(closing) :]
-        start = text.find(opening)
-        if start >= 0:
-            text = text[:start]
-    return text
-
-
 def _closing_brace(text: str, opening: int, escaped: bool = False) -> int | None:
     """Where the brace closes. `escaped` also counts braces behind a backslash, for answers that mix them up."""
     depth = 0
@@ -148,14 +122,36 @@ def _in_pairs(text: str) -> bool:
 
 
 def _unboxed(content: str) -> str:
-    r"""Take off a box around a box, if nothing else is in the outer one: `\boxed{\boxed{5}}` means 5."""
-    content = content.strip()
-    while (box := _BOX.match(content)) is not None:
-        rest = content[box.end() :].lstrip()
-        if not rest.startswith("{") or _closing_brace(rest, 0) != len(rest) - 1:
+    r"""Take off all boxes around a box, if nothing else is in the outer one: `\boxed{\boxed{5}}` means 5."""
+    closing = _closing_braces(content)
+    begin, end = _stripped(content, 0, len(content))
+    while (box := _BOX.match(content, begin)) is not None:
+        brace, _ = _stripped(content, box.end(), end)
+        if content[brace : brace + 1] != "{" or closing.get(brace) != end - 1:
             break
-        content = rest[1:-1].strip()
-    return content
+        begin, end = _stripped(content, brace + 1, end - 1)
+    return content[begin:end]
+
+
+def _closing_braces(text: str) -> dict[int, int]:
+    """Where each brace closes, by where it opens."""
+    found: dict[int, int] = {}
+    opened: list[int] = []
+    for sign in _BRACE.finditer(text):
+        if sign.group() == "{":
+            opened.append(sign.start())
+        elif sign.group() == "}" and opened:
+            found[opened.pop()] = sign.start()
+    return found
+
+
+def _stripped(text: str, begin: int, end: int) -> tuple[int, int]:
+    """The part of a text without white space at its ends."""
+    while begin < end and text[begin].isspace():
+        begin += 1
+    while begin < end and text[end - 1].isspace():
+        end -= 1
+    return begin, end
 
 
 def plain_signs(text: str) -> str:

@@ -18,6 +18,7 @@ from sparroll.errors import UserError
 from sparroll.tasks import Task
 from sparroll.tasks.async_calls import AsyncCalls
 from sparroll.tasks.reward_function import LARGEST, RewardFunction
+from sparroll.tasks.thinking import with_opened
 from sparroll.tasks.verdicts import has_answers, judge
 from sparroll.train.config.reward import TASK, RewardSection
 from sparroll.train.runtime.distributed import Ranks
@@ -62,7 +63,7 @@ class Rewards:
         texts = [decode(each.response_ids) if each.text is None else each.text for each in rollouts]
         assert len(asked) == len(texts), f"{len(texts)} rollouts for {len(prompts)} prompts"
         shape = (len(prompts), self.samples_per_prompt)
-        found, unanswered = self._terms(task, asked, texts, rollouts)
+        found, unanswered = self._terms(task, asked, texts, rollouts, decode)
         terms = {name: values.view(shape) for name, values in found.items()}
         total_GN = torch.zeros(shape, dtype=torch.float64)
         for term in self.settings.terms:
@@ -84,14 +85,19 @@ class Rewards:
         )
 
     def _terms(
-        self, task: Task, asked: list[Prompt], texts: list[str], rollouts: list[Rollout]
+        self,
+        task: Task,
+        asked: list[Prompt],
+        texts: list[str],
+        rollouts: list[Rollout],
+        decode: Callable[[list[int]], str],
     ) -> tuple[dict[str, Tensor], list[bool] | None]:
         """-> (the values of each term, whether each response has no answer: see Graded)"""
         found: dict[str, Tensor] = {}
         unanswered = None
         for term in self.settings.terms:
             if term.use == TASK:
-                verdicts = judge(task, asked, texts) if texts else []
+                verdicts = judge(task, asked, with_opened(texts, rollouts, decode)) if texts else []
                 values = [math.nan if verdict.reward is None else verdict.reward for verdict in verdicts]
                 if has_answers(task):
                     unanswered = [verdict.answer is None for verdict in verdicts]

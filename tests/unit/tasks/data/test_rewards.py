@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 import data_files
 from sandboxes import need_sandbox
@@ -18,7 +19,7 @@ from sparroll.tasks.data.settings import DataSettings
 from sparroll.tasks.data.task import DataTask
 from sparroll.tasks.reward_function import FunctionJudge, RewardFunction
 from sparroll.tasks.verdicts import Verdict, has_answers, judge, pooled
-from sparroll.types import Prompt
+from sparroll.types import Prompt, Rollout
 
 
 def task(folder: Path, rows: list[dict[str, object]]) -> tuple[DataTask, list[Prompt]]:
@@ -123,5 +124,8 @@ def test_an_evaluation_pools_answers_before_they_vote(tmp_path: Path) -> None:
     rows = [{"prompt": "a half?", "answer": "1/2"}]
     (chosen,) = read_tasks(str(data_files.write(tmp_path / "rows.jsonl", rows)), level=0, count=None)
     texts = [r"\boxed{1/2}", r"\boxed{1/4}", r"\boxed{0.25}"]
-    verdicts = chosen.verdicts(chosen.problems * 3, texts, [])
+    rollouts = [Rollout([1], [2], torch.zeros(1), "stop")] * 3
+    verdicts = chosen.verdicts(chosen.problems * 3, texts, rollouts, lambda ids: "a half?")
     assert [verdict.answer for verdict in verdicts] == ["1/2", "1/4", "1/4"]
+    cut = chosen.verdicts(chosen.problems * 3, texts, rollouts, lambda ids: "a half?<think>\n")
+    assert [verdict.answer for verdict in cut] == [None] * 3

@@ -17,6 +17,15 @@ _CHOICE = re.compile(
 _NEGATIONS = frozenset(
     {"not", "never", "neither", "nor", "cannot", "isn't", "doesn't", "aren't", "don't", "without", "non"}
 )
+_CONDITIONS = frozenset(
+    words_in(
+        "if only unless except excluding besides provided when whenever until than before after other nearly almost"
+    )
+)
+"""Words that take back a part of what stands beside them, or make it another thing."""
+_POLAR = frozenset({"yes", "no", "true", "false"})
+_GOES_ON = frozenset(words_in("it they this that there he she we because since as"))
+"""How a sentence goes on behind its yes or no, where there is no comma."""
 SAME = [
     frozenset(phrases.split("|"))
     for phrases in (
@@ -37,6 +46,13 @@ SAME = [
 _CLASSES = frozenset(
     {"quadrant", "type", "case", "figure", "graph", "option", "statement", "team", "box", "player", "group", "plan"}
 )
+_KINDS = frozenset(
+    words_in(
+        "triangle quadrilateral polygon angle line curve function matrix number sequence series distribution test only "
+        "triangles angles lines numbers"
+    )
+)
+"""Kinds of things that may be left out behind what tells one from others: "scalene" for "scalene triangle"."""
 EMPTY, REALS = SAME[0], SAME[2]
 
 _MONTHS = words_in("january february march april may june july august september october november december")
@@ -84,7 +100,7 @@ def words_match(gold: str, answer: str) -> bool:
         return True
     for same in SAME:
         if (gold in same or one in same) and (
-            answer in same or other in same or any(f" {w} " in f" {other} " for w in same if len(w) > 5)
+            answer in same or other in same or any(_states(other, phrase) for phrase in same if len(phrase) > 5)
         ):
             return True
     if (date := as_date(gold)) is not None:
@@ -95,22 +111,33 @@ def words_match(gold: str, answer: str) -> bool:
     if not gold_words or not answer_words:
         return False
     # "Yes, it does not depend on n" says yes.
-    if re.match(rf"{re.escape(one)}\s*[,.;:!(-]", answer):
+    if re.match(rf"{re.escape(one)}\s*[,.;:!(-](?!\s*(?:but\s+)?(?:{'|'.join(_CONDITIONS)})\b)", answer):
         return True
+    if _CONDITIONS & set(answer_words) - set(gold_words):
+        return False
+    if one in _POLAR and answer_words[-1] != one:
+        return answer_words[0] == one and answer_words[1] in _GOES_ON
     if any(word in _NEGATIONS for word in answer_words) != any(word in _NEGATIONS for word in gold_words):
         return False
     if ("or" in answer_words and "or" not in gold_words) or ("and" in answer_words and "and" not in gold_words):
         return False
     if inside(gold_words, answer_words):
         return True
-    # A kind of thing may be left out: "scalene" for "scalene triangle".
+    # A kind of thing may be left out, before what tells one from others or behind it.
     if len(gold_words) == 2 and gold_words[0] in _CLASSES and answer_words == gold_words[1:]:
         return True
     # One of several names is not all of them.
     if {"and", "or"} & set(gold_words) or "," in gold:
         return False
-    return (
-        len(answer_words) < len(gold_words) and gold_words[: len(answer_words)] == answer_words and len(gold_words) <= 3
+    return gold_words[-1] in _KINDS and answer_words == gold_words[:-1]
+
+
+def _states(sentence: str, phrase: str) -> bool:
+    """Whether a sentence has this phrase in it, and nothing beside it that denies or limits it."""
+    before, found, after = f" {sentence} ".partition(f" {phrase} ")
+    beside = set(re.sub(r"[.,;:!?()]", " ", f"{before} {after}").split())
+    return bool(found) and not beside & (
+        _NEGATIONS | _CONDITIONS | {"greater", "less", "positive", "negative", "nonzero"}
     )
 
 
@@ -166,7 +193,10 @@ def choice(text: str) -> Choice | None:
     rest = found["rest"].replace('"', " ").strip()
     named = re.match(r'^"?\s*(?:the|correct|answer|option|choice|letter)', text, re.IGNORECASE) is not None
     marked = (bool(found["open"]) and bool(found["close"])) or bool(found["close"])
-    said = re.match(r"\([^()]+\)$|(?:is|because|since)\b|,\s*(?:because|since|as|the)\b|=", rest)
+    said = re.match(r"\([^()]+\)$|(?:is|because|since)\b|,\s*(?:because|since|as|the)\b", rest) is not None
+    # "b = 2" gives a variable its value, unless the letter is marked as that of a choice.
+    upright = re.match(r'\s*"\s*[A-Za-z]\s*"', text) is not None
+    said = said or (rest.startswith("=") and (marked or named or upright or found["letter"].isupper()))
     if rest and not marked and not named and not said:
         return None
     if rest and not said and (rest[0] in ",;|" or re.match(r"(?:and|or|&)\b", rest)):
