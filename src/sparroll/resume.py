@@ -21,26 +21,27 @@ _SHORT = 60
 _WAY_OUT = "choose another folder with --out"
 
 
-def begin_or_resume(
-    path: Path, asked: Mapping[str, Any], *, free: Sequence[str] = (), begun: bool | None = None
-) -> None:
+def begin_or_resume(path: Path, asked: Mapping[str, Any], *, free: Sequence[str] = (), begun: bool = True) -> None:
     """Write what is asked for to `path`. If the file exists, raise UserError unless it says the same.
 
     begun: whether the folder holds results of what the file says. If it holds none, because the command failed before
-    the first one, what is asked for now takes the file's place. Results without the file are refused, because nothing says
-    what they are of. None: as if there were results exactly where the file is. A file with other keys was written by
-    another command, whose results would be orphaned, so it is refused.
+    the first one, what is asked for now takes the file's place. A file with other keys was written by another command,
+    whose results would be orphaned, so it is refused.
     """
     asked = json.loads(json.dumps(records.plain(dict(asked))))
     if path.exists():
         found = files.read_table(path, _WAY_OUT)
-        if begun is not False:
+        if begun:
             refuse_changes(path.parent, found, asked, free=free)
             return
         refuse_another_command(path, found, asked)
-    elif begun:
-        raise UserError(f"{path.parent} holds results but no {path.name}, which says what they are of", _WAY_OUT)
     files.write_json(path, asked)
+
+
+def refuse_results_of_nothing(path: Path, begun: bool) -> None:
+    """Raise UserError where a folder holds results, but not the file that says what was asked for."""
+    if begun and not path.exists():
+        raise UserError(f"{path.parent} holds results but no {path.name}, which says what they are of", _WAY_OUT)
 
 
 def refuse_another_command(path: Path, found: Mapping[str, Any], known: Collection[str]) -> None:

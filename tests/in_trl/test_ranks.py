@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 import torch
 
 import trl_runs
+from free_ports import free_port
 from sparroll.control.control_group import dense_flags
 from sparroll.corrections import correction
 from sparroll.engines.vllm.outputs import decode_contexts
@@ -23,11 +23,8 @@ from trl_runs import GROUP, RANK_STEPS, ROLLOUTS, START
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of the two processes saw."""
     folder = tmp_path_factory.mktemp("ranks")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
     command = [sys.executable, str(Path(trl_runs.__file__)), str(folder), "rank"]
-    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     processes = [
         subprocess.Popen(
             command,

@@ -6,7 +6,6 @@ log-probabilities, correction and update are made anew in every step by either s
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,6 +21,7 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.engine_workers import ActorRolloutRefWorker
 from verl.workers.utils.padding import response_from_nested, response_to_nested
 
+from free_ports import free_port
 from sparroll import tasks
 from sparroll.corrections import correction
 from sparroll.engines import HFEngine
@@ -42,9 +42,7 @@ CORRECTION = correction("icepop")
 def actor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ActorRolloutRefWorker]:
     folder = tmp_path_factory.mktemp("actor")
     runs.write_world(folder)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     place = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     settings = runs.overrides(folder, "sync") | {
         "actor_rollout_ref.actor.optim.lr": str(LR),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from free_ports import free_port
 from integration.one_rank import (
     CHANGES,
     CONTROL_GROUP,
@@ -35,11 +35,13 @@ HERE = Path(__file__).parent
 
 
 def start_ranks(count: int, *words: str) -> list[subprocess.Popen[str]]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     command = [sys.executable, str(HERE / "one_rank.py"), *words]
-    shared = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    shared = {
+        "WORLD_SIZE": str(count),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "OMP_NUM_THREADS": "1",
+    }
     return [
         subprocess.Popen(
             command,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sparroll.errors import UserError
-from sparroll.resume import begin_or_resume, check_flag, flat, refuse_changes
+from sparroll.resume import begin_or_resume, check_flag, flat, refuse_changes, refuse_results_of_nothing
 
 RUN = Path("run")
 
@@ -117,8 +117,10 @@ def test_a_command_that_finished_nothing_binds_nobody(tmp_path: Path) -> None:
 def test_results_without_what_they_are_of_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     with pytest.raises(UserError, match=r"(?s)holds results but no config\.json.*another folder with --out"):
-        begin_or_resume(path, {"seed": 5}, begun=True)
-    assert not path.exists()
+        refuse_results_of_nothing(path, begun=True)
+    refuse_results_of_nothing(path, begun=False)
+    path.write_text("{}")
+    refuse_results_of_nothing(path, begun=True)
 
 
 def test_what_another_command_asked_for_is_not_overwritten(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from sparroll.evaluate.run import run
 from sparroll.evaluate.summary import summarise
 from sparroll.locks import locked
 from sparroll.progress import OnProgress
-from sparroll.resume import begin_or_resume
+from sparroll.resume import begin_or_resume, refuse_results_of_nothing
 
 SAMPLES = "samples.parquet"
 SAMPLE_LOG = "samples.jsonl"
@@ -40,7 +40,9 @@ def evaluate(request: EvaluationRequest, out: Path, on_progress: OnProgress | No
         asked, log_path, samples, record = (out / name for name in ("config.json", SAMPLE_LOG, SAMPLES, RECORD))
         logged = log_path.exists() and log_path.stat().st_size > 0
         finished = asked.exists() and samples.exists() and record.exists()
-        begin_or_resume(asked, request.table(), begun=logged or samples.exists() or record.exists())
+        begun = logged or samples.exists() or record.exists()
+        refuse_results_of_nothing(asked, begun)
+        begin_or_resume(asked, request.table(), begun=begun)
         if finished and not logged:
             results: dict[str, Any] = records.read(record, "evaluation")["results"]
             return results

@@ -22,7 +22,7 @@ from sparroll.draft_check import FAR_NATS
 from sparroll.engines.base import Engine
 from sparroll.engines.sampling import request_seed
 from sparroll.progress import OnProgress
-from sparroll.resume import begin_or_resume
+from sparroll.resume import begin_or_resume, refuse_results_of_nothing
 from sparroll.tasks.verdicts import verdicts_of
 from sparroll.types import Checks, Prompt, Rollout
 
@@ -34,7 +34,9 @@ class RolloutFile:
     def __init__(self, out: Path, config: Mapping[str, Any], n: int):
         """n: rollouts per prompt."""
         self.path, self.n = out / "rollouts.jsonl", n
-        begin_or_resume(out / "config.json", config, begun=bool(self._lines()))
+        begun = bool(self._lines())
+        refuse_results_of_nothing(out / "config.json", begun)
+        begin_or_resume(out / "config.json", config, begun=begun)
         if self.path.exists():
             # A kill while the rows of a prompt were written leaves some of them, or half a line. That prompt is sampled
             # again.
