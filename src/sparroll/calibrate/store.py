@@ -24,7 +24,7 @@ from sparroll.errors import UserError
 from sparroll.mismatch import TailStatistics
 from sparroll.mismatch.divergence import Divergence
 from sparroll.progress import OnProgress, Stages
-from sparroll.resume import begin_or_resume
+from sparroll.resume import begin_or_resume, refuse_results_of_nothing
 from sparroll.schedule import Schedule
 from sparroll.types import Rollout, TopK
 
@@ -42,10 +42,7 @@ class Store:
         self.folder = files.output_folder(out)
         path = self.folder / "settings.json"
         begun = holds_measurements(self.folder)
-        if not path.exists() and begun:
-            raise UserError(
-                f"{self.folder} holds measurements but no settings.json", "choose another folder with --out"
-            )
+        refuse_results_of_nothing(path, begun)
         if begun:
             _check_format(path)
         begin_or_resume(path, {"format": FORMAT, **settings}, begun=begun or shared)

@@ -325,7 +325,7 @@ def test_a_damaged_file_is_named(tmp_path, name):
 def test_measurements_without_settings_are_not_taken_over(tmp_path):
     run(study(), tmp_path, [64])
     (tmp_path / "settings.json").unlink()
-    with pytest.raises(UserError, match="holds measurements but no settings"):
+    with pytest.raises(UserError, match="holds results but no settings"):
         run(study(), tmp_path, [64])
 
 
