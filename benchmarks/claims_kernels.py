@@ -9,11 +9,12 @@ from collections.abc import Mapping
 import kernel_times
 from claim_words import Claims, Figures, bare, down, up
 from record_tables import results
+from render_fine import BY_ALL_MODELS, fine_records
 from render_speed import rollout_records
 
-from sparroll.attention.selectors import PageMean
 from sparroll.plan.kernel_times import kernel_times_of
 from sparroll.plan.speedup import plan
+from sparroll.schedule import Schedule
 
 
 def blocks_of_64() -> Figures:
@@ -42,27 +43,6 @@ def blocks_of_64() -> Figures:
         "choice": up(most("graph_us", "2x2 equal", "choice", 1024)),
         "choice_mixed": up(most("graph_us", "2x2 mixed", "choice", 1024)),
         "choice_large": up(most("graph_us", "2x2 equal", "choice", 4096)),
-    }
-
-
-def scores_that_waited() -> Figures:
-    """The us of scores of page_mean in the record of a kernel whose loads waited for each other, and in an older one."""
-    us = {
-        record: max(
-            float(row["graph_us"])
-            for row in results(record, "fine-kernels")["rows"]
-            if (row["units"], row["kernel"]) == ("page_mean equal", "scores")
-        )
-        for record in ("fine-kernels-blocks-of-64-h200", "fine-kernels-engines-h200")
-    }
-    now, before = us.values()
-    _, timed = kernel_times.timed_layers(kernel_times.GPUS[0])
-    layers = {budget: 1e6 * timed["page_mean equal", budget]["sparse layer"] for budget in (512, 1024)}
-    return {
-        "waited": up(now),
-        "before": up(before),
-        "more": up(now - before),
-        **{f"layer_{budget}": up(took) for budget, took in layers.items()},
     }
 
 
@@ -158,20 +138,26 @@ def kernel_steps() -> Figures:
     }
 
 
-def mixed_requests() -> Figures:
-    """Kernels of an older record with more requests of mixed lengths, beside the lines that a plan has."""
+def kernels_of_rollouts() -> Figures:
+    """Kernels of profiled rollout steps under small units, beside the lines that a plan has for their bytes."""
     times = kernel_times_of("H200")
     assert times is not None, "a plan has the GPU"
-    known = times.of(PageMean(), times.gqa_ratio)
-    assert known is not None, "a plan has page_mean"
-    rows = {
-        row["kernel"]: row for row in results("kernels-h200", "kernels")["rows"] if row["context_tokens"] == "60 mixed"
-    }
-    figures = {}
-    for name, lines in (("scores", known.scores), ("attention", known.attention)):
-        row = rows[name]
-        figures[name] = up(1e-6 * row["graph_us"] / lines.seconds(row["bytes"]), 1)
-    return {"requests": "60", **figures}
+    batches, off = [], {"scores": [], "gather": []}
+    for *_, found in fine_records(BY_ALL_MODELS, ["h200"]):
+        if not found["profile"]:
+            continue
+        schedule, profile = Schedule.load(found["schedule_table"]), found["profile"]
+        known = times.of(schedule.selector, times.gqa_ratio)
+        assert known is not None, "a plan has these units"
+        layers = found["schedule_table"]["fingerprint"]["layers"]
+        batches.append(profile["batch"])
+        for kernel, lines in (("scores", known.scores), ("gather", known.attention)):
+            moved = 1e-3 * profile["floors_ms"][kernel] * found["copy_bytes_per_second"]
+            off[kernel].append(1e-3 * profile["groups_ms"][kernel] / (layers * lines.seconds(moved / layers)))
+    figures = {"fewest": str(min(batches)), "most": str(max(batches))}
+    for kernel, ratios in off.items():
+        figures |= {f"{kernel}_least": bare(down(min(ratios), 2)), f"{kernel}_most": bare(up(max(ratios), 2))}
+    return figures
 
 
 PAGES: Mapping[str, Claims] = {
@@ -189,8 +175,6 @@ PAGES: Mapping[str, Claims] = {
         "tokens of such a layer before it pays": with_a_remainder,
     },
     "docs/small-pages.md": {
-        "it took {waited} us for its scores, where those in blocks of 16 had taken {before} in an older "
-        "call": scores_that_waited,
         "With 40 requests somewhere in their responses, whose budgets are {mean} tokens on average, attention takes "
         "{took_40} us on an H200 where its bytes take {bytes_40} at copy speed, and with 64 requests {took_64} where they "
         "take {bytes_64}": reading_plans,
@@ -204,15 +188,14 @@ PAGES: Mapping[str, Claims] = {
         "{layer_512} and {layer_1024} us with them, and {layer_512_bare} and {layer_1024_bare} us without.": peaks,
     },
     "docs/plan.md": {
-        "In that record the scores of `page_mean` [took too long](small-pages.md#what-a-layer-takes-on-a-gpu), by up to "
-        "{more} us of a layer's {layer_512} to {layer_1024}.": scores_that_waited,
         "The sums are at most {worst} % off the layers that were timed as a whole, and {half} % or less for half of "
         "them.": kernel_layers,
         "such a step is {least} to {most} ms too short everywhere, by what it leaves out: launches, norms and the host. So "
         "add about a millisecond to it. A step of the roofline is {least_roofline} to {most_roofline} ms too short": (
             kernel_steps
         ),
-        "the scores of {requests} requests of mixed lengths took {scores} times as long as the line says, and the attention "
-        "{attention} times.": mixed_requests,
+        "In profiled steps of [rollouts](results.md#small-units) under 4 x 2, with {fewest} to {most} requests of mixed "
+        "lengths, the scores took {scores_least} to {scores_most} times as long as the lines say, and the attention "
+        "{gather_least} to {gather_most} times.": kernels_of_rollouts,
     },
 }

@@ -25,6 +25,8 @@ SIX_MODELS = f"{BY_ALL_MODELS}-six-models"
 BLOCKS_OF_16, HALF_THE_LANES = f"{BY_ALL_MODELS}-blocks-of-16", f"{BY_ALL_MODELS}-half-the-lanes"
 """Earlier calls, with budgets by six of the models; by five, in vLLM's blocks of 16 tokens; and by five, in blocks of 64
 with a layout of the choice that is slow for large budgets."""
+BUSY_HOST = f"{BY_ALL_MODELS}-busy-host"
+"""A later call, with a faster kernel for scores of pages, while another GPU of the host was at work."""
 KINDS = (BY_ALL_MODELS, "wide-2x2", "wide", "fine")
 """Words in the names of records. The budgets of the first are by all models that were trained to the end and measured with
 wide first layers, and those of the others by fewer."""
@@ -198,7 +200,7 @@ def layer_times() -> str:
         took.setdefault(units, {})[lengths, budget] = 1e6 * seconds["sparse layer"]
     rows = [
         [
-            "`page_mean`, 16 tokens (see below)" if units == "page_mean" else _spelled(units),
+            "`page_mean`, 16 tokens" if units == "page_mean" else _spelled(units),
             *(rounded_up(us[lengths, budget], 0) for lengths in LENGTHS for budget in LAYER_BUDGETS),
         ]
         for units, us in sorted(took.items(), key=lambda each: each[1]["mixed", LAYER_BUDGETS[0]])

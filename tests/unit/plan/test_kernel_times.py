@@ -47,11 +47,11 @@ def test_what_is_shipped_is_what_the_script_makes_of_the_records(script: ModuleT
 
 
 def test_a_sparse_layer_takes_what_it_took_on_the_gpu(script: ModuleType, h200: KernelTimes) -> None:
-    """Within 8.2 % over 48 layers of eight selectors, with equal and mixed contexts, and mostly within 1.7 %."""
+    """Within 8 % over 48 layers of eight selectors, with equal and mixed contexts, and mostly within 1.8 %."""
     errors = script.layer_errors(h200, *script.timed_layers(script.GPUS[0]))
     assert len(errors) == 8 * 6 and {key[1] for key in errors} == {512, 1024, 4096}
     by_size = sorted(abs(error) for error in errors.values())
-    assert by_size[-1] < 0.082 and by_size[24] < 0.017
+    assert by_size[-1] < 0.08 and by_size[24] < 0.018
     low_bits = [QuantizedMean(tokens, 16, 32, bits=bits) for tokens, bits in ((4, 2), (1, 1))]
     summing = [replace(each, recent_tokens=64, remainder=Remainder(64, "fp8")) for each in (FINER, low_bits[0])]
     for selector in (PageMean(), FINE, FINER, *low_bits, *summing):
@@ -64,7 +64,7 @@ def test_a_sparse_layer_takes_what_it_took_on_the_gpu(script: ModuleType, h200: 
 
 
 def test_layers_of_an_older_record_took_about_as_long_at_other_contexts_as_well() -> None:
-    """Plans are up to 8 % below it, and 2 % above one of them: a part of its kernels was slower."""
+    """Plans are 2 to 16 % below it, because a part of its kernels was slower."""
     rows = json.loads((RECORDS / "kernels-h200.json").read_text())["results"]["rows"]
     layers = [row for row in rows if row["kernel"] == "sparse layer" and row["context_tokens"].isdecimal()]
     assert len(layers) == 6
@@ -75,12 +75,12 @@ def test_layers_of_an_older_record_took_about_as_long_at_other_contexts_as_well(
         step = plan("Qwen3-1.7B", schedule, hardware="H200", lengths=context, batch=32).kernels
         assert step is not None
         per_layer = (step.sparse.kv_seconds + step.sparse.index_seconds) / 28
-        assert 0.92 < per_layer / took < 1.02
+        assert 0.84 < per_layer / took < 0.98
 
 
 def test_whole_decode_steps_take_the_kernels_and_about_a_millisecond_more() -> None:
     """Of vLLM, batches of 1 to 64 and contexts of 1,024 to 32,768: what a planned step with kernels leaves out, launches and
-    norms and the host, and what kernels have become faster since, is .95 to 1.5 ms everywhere. What the roofline leaves
+    norms and the host, and what kernels have become faster since, is 1 to 1.7 ms everywhere. What the roofline leaves
     out grows from 1.4 to 3.1."""
     rows = json.loads((RECORDS / "decode-step-qwen3-1.7b-h200.json").read_text())["results"]
     left: dict[str, list[float]] = {"kernels": [], "roofline": []}
@@ -93,13 +93,13 @@ def test_whole_decode_steps_take_the_kernels_and_about_a_millisecond_more() -> N
             left["kernels"].append(took - found.kernels.sparse.seconds)
             left["roofline"].append(took - found.sparse.seconds)
     assert len(left["kernels"]) == 19
-    assert 0.95e-3 < min(left["kernels"]) < max(left["kernels"]) < 1.5e-3
+    assert 1e-3 < min(left["kernels"]) < max(left["kernels"]) < 1.7e-3
     assert max(left["roofline"]) - min(left["roofline"]) > 2 * (max(left["kernels"]) - min(left["kernels"]))
 
 
 def test_small_pages_cost_time_at_the_same_budget() -> None:
-    """2 us a layer with 4 tokens in 4 bits and 13 with 2 in 2, as in the record that has all three; by their bytes alone 2
-    and 3."""
+    """7 us a layer with 4 tokens in 4 bits and 16 with 2 in 2, about as in the record that has all three; by their bytes
+    alone 2 and 3."""
     steps = {}
     for selector in (PageMean(), FINE, FINER):
         found = plan("Qwen3-1.7B", Schedule.fixed(1024, selector, dense_layers=()), **AT_30K)
@@ -114,7 +114,7 @@ def test_small_pages_cost_time_at_the_same_budget() -> None:
     }
     for units, layer in (("4x4", four), ("2x2", two)):
         more = took[f"{units} equal"] - took["page_mean equal"]
-        assert layer[0] - means[0] == pytest.approx(more, abs=1.5e-6)
+        assert layer[0] - means[0] == pytest.approx(more, abs=2.5e-6)
     assert abs(four[1] - means[1]) < 3e-6 and abs(two[1] - means[1]) < 4e-6
 
 
