@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from transformers import LlamaConfig, Qwen3Config
+from transformers import LlamaConfig, OlmoConfig, PretrainedConfig, Qwen3Config, Qwen3MoeConfig, SmolLM3Config
 
 from cli_runs import error_of, save_model
 from sparroll.cli import main
@@ -63,6 +63,30 @@ def test_what_a_config_computes_with_counts_and_what_it_is_called_does_not() -> 
         assert difference is not None and difference.startswith(said)
     llama = LlamaConfig(**{name: table[name] for name in ("hidden_size", "num_hidden_layers", "vocab_size")})
     assert made.difference(fingerprint.of_config(llama)) == "the architecture is llama instead of qwen3"
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        (SmolLM3Config, {"no_rope_layers": [0, 0, 0]}),
+        (Qwen3MoeConfig, {"mlp_only_layers": [1]}),
+        (OlmoConfig, {"clip_qkv": 8.0}),
+    ],
+)
+def test_layers_that_differ_from_the_others_and_a_cut_of_qkv_count(
+    kind: type[PretrainedConfig], change: dict[str, object]
+) -> None:
+    plain, other = (fingerprint.of_config(kind(num_hidden_layers=3, **each)) for each in ({}, change))
+    difference = plain.difference(other)
+    assert difference is not None and difference.startswith("the config")
+
+
+def test_an_empty_list_of_such_layers_leaves_the_digest_as_it_was() -> None:
+    config = Qwen3MoeConfig(num_hidden_layers=3)
+    assert config.mlp_only_layers == []
+    made = fingerprint.of_config(config)
+    del config.mlp_only_layers
+    assert fingerprint.of_config(config) == made
 
 
 def test_a_folder_of_the_same_name_with_another_config_is_refused(models: Path, schedule: Schedule) -> None:

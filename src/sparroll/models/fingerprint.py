@@ -55,9 +55,12 @@ _COMPUTED_WITH = (
     "query_pre_attn_scalar",
     "attn_logit_softcapping",
     "final_logit_softcapping",
+    "no_rope_layers",
+    "mlp_only_layers",
+    "clip_qkv",
 )
 """Fields of a config, beside the sizes, that decide what the model computes. A list, because a config also holds names,
-dtypes and versions, which may differ."""
+dtypes and versions, which may differ. One that is None or an empty list leaves the digest as it is."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +126,7 @@ def of_config(config: Any) -> ModelFingerprint:
         head_dim=head_dim,
         vocabulary=getattr(config, "vocab_size", None),
     )
-    computed = {name: value for name in _COMPUTED_WITH if (value := getattr(config, name, None)) is not None}
+    computed = {name: value for name in _COMPUTED_WITH if (value := getattr(config, name, None)) not in (None, [])}
     text = json.dumps(sizes.table() | computed, sort_keys=True, default=str)
     return dataclasses.replace(sizes, config=blake2b(text.encode(), digest_size=8).hexdigest())
 
