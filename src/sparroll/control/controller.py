@@ -8,7 +8,7 @@ under the bin's present budget. When a budget changes, the bin's window starts a
 
 With a limit for impossible tokens the rules are the same, and the direction is the opposite one: the share takes the
 place of the percentile, its upper bound that of the lower one, and half of the limit that of target + margin. Such tokens
-are rare, so a bin is judged once 10 of them are expected at the limit, or its share is surely over it
+are rare, so a bin is judged once 11 of them are expected at the limit, or its share is surely over it
 (held_statistic.py). Where no bin can be judged in a full window, an event says so.
 
 A budget is raised at once

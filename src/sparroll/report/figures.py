@@ -52,6 +52,11 @@ def run_color(name: str, index: int) -> str:
     return {"dense": DENSE, "calibrated": GOOD, "aggressive": BAD}.get(name, OTHERS[index % len(OTHERS)])
 
 
+def in_legend(name: str) -> str:
+    """A name as a label. matplotlib leaves out labels that begin with an underscore, so an invisible space goes before."""
+    return f"\u200b{name}" if name.startswith("_") else name
+
+
 def tail_by_length(
     curves: Sequence[TailCurve], target: float | None, statistic: str, number: int = 0, narrow: bool = False
 ) -> str:
@@ -161,8 +166,8 @@ def schedule_budgets(
 def _group_lines(schedule: Schedule) -> list[tuple[str, str, Schedule]]:
     """(The line's style, its label, the schedule) for each group of layers."""
     if len(schedule.groups) == 1:
-        return [("-", f"{schedule.name}: tokens read", schedule.groups[0])]
-    named = [f"{schedule.name}, layers {_layers(group)}: tokens read" for group in schedule.layer_groups]
+        return [("-", f"{in_legend(schedule.name)}: tokens read", schedule.groups[0])]
+    named = [f"{in_legend(schedule.name)}, layers {_layers(group)}: tokens read" for group in schedule.layer_groups]
     styles = itertools.cycle(("-", "-.", ":"))
     return list(zip(styles, named, schedule.groups, strict=False))
 
@@ -208,7 +213,7 @@ def training(runs: Sequence[TrainingRun], targets: Sequence[float], number: int 
         for index, run in enumerate(runs):
             color = run_color(run.name, index)
             reward.plot(run.steps, run.reward, color=color, alpha=0.28, linewidth=1.1)
-            reward.plot(run.steps, _smooth(run.reward), color=color, label=run.name)
+            reward.plot(run.steps, _smooth(run.reward), color=color, label=in_legend(run.name))
             tail.plot(*_seen(run.steps, run.tail_q05), color=color, linewidth=1.2, linestyle=":")
             tail.plot(*_seen(run.steps, run.worst_bin_q05), color=color)
             # Moved sideways a little, so that the intervals of equal runs can be told apart.
@@ -219,7 +224,7 @@ def training(runs: Sequence[TrainingRun], targets: Sequence[float], number: int 
                     [point.value - point.low for point in run.accuracy],
                     [point.high - point.value for point in run.accuracy],
                 ],
-                color=color, marker="o", markersize=4.5, elinewidth=1, capsize=2.5, label=run.name,
+                color=color, marker="o", markersize=4.5, elinewidth=1, capsize=2.5, label=in_legend(run.name),
             )  # fmt: skip
         for target in targets:
             tail.axhline(target, color=TARGET, linewidth=1.4, linestyle=(0, (5, 3)))

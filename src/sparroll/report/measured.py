@@ -35,11 +35,11 @@ def measurements(all_measured: tuple[Measured, ...]) -> str:
 
 
 def _tail(measured: Measured, number: int, where: str) -> str:
-    rank = f"{100 * measured.quantile:g}th percentile"
+    rank = f"{100 * measured.quantile:g}{'th percentile' if measured.quantile == 0.05 else ' % quantile'}"
     text = (
         f"Model <b>{escape(measured.model)}</b>. At each token, the acceptance is the probability that sparse and dense "
         f"decoding share: 1 means that both would say the same, 0 that they never would. Its mean hides the few bad tokens "
-        f"that make training unstable. So this is its tail, the {rank}: 95 of 100 tokens have a higher acceptance. It is "
+        f"that make training unstable. So this is its tail, the {rank}: {100 * (1 - measured.quantile):g} of 100 tokens have a higher acceptance. It is "
         f"shown by context length, which is the number of tokens that a decoding step could read (estimator "
         f"<code>{escape(measured.estimator)}</code>)."
     )

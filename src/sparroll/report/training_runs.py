@@ -18,16 +18,19 @@ _RESTORE = (
     "folder elsewhere"
 )
 
+_WITH_SCHEDULE = ("schedule", "budget")
+"""Kinds of attention whose checkpoints have a schedule, unless a watcher has changed to dense rollouts."""
+
 
 def read_run(folder: Path, name: str, record: dict[str, Any]) -> TrainingRun:
     """The run whose result.json holds `record`. Raises UserError if its metrics.jsonl cannot be read."""
-    path = folder / "metrics.jsonl"
-    lines, schedule = _lines(path), _last_schedule(folder)
+    path, last_checkpoint = folder / "metrics.jsonl", max(folder.glob("checkpoints/step-*"), default=None)
+    lines, schedule = _lines(path), _schedule_of(last_checkpoint)
     with reading(folder / "result.json"):
         config = record["config"]
         for key in config.keys() & {"model", "attention"}:
             written(config, key)
-        rollouts, target = _what_they_read(config, schedule), _target(config, schedule)
+        rollouts, target = _what_they_read(config, schedule, last_checkpoint is not None), _target(config, schedule)
         tolerated = _tolerated_gap(config)
         ended_at = record["results"].get("steps")
     with reading(path):
@@ -54,7 +57,7 @@ def read_run(folder: Path, name: str, record: dict[str, Any]) -> TrainingRun:
             reward_gap=tuple(_gap(line) for line in steps if "control/reward_gap_low" in line),
             tolerated_gap=tolerated,
             events=tuple(f"step {line['step']}: {event}" for line in lines for event in line.get("events", ())),
-            gone_on=ended_at is not None and ended_at < len(steps),
+            gone_on=ended_at is not None and ended_at != len(steps),
         )
 
 
@@ -110,21 +113,23 @@ def _tolerated_gap(config: dict[str, Any]) -> float | None:
     return tolerated
 
 
-def _last_schedule(folder: Path) -> Schedule | None:
-    """The schedule that ran last, even if its file is gone or a watcher has changed it; None without one."""
-    saved = sorted(folder.glob("checkpoints/step-*/schedule.toml"))
-    return Schedule.load(saved[-1]) if saved else None
+def _schedule_of(checkpoint: Path | None) -> Schedule | None:
+    """The schedule that ran last, even if its file is gone or a watcher has changed it; None without one, and where a
+    watcher has changed to dense rollouts."""
+    saved = None if checkpoint is None else checkpoint / "schedule.toml"
+    return Schedule.load(saved) if saved is not None and saved.is_file() else None
 
 
-def _what_they_read(config: dict[str, Any], schedule: Schedule | None) -> str:
-    """What the rollouts read and how their drafts were checked, in words."""
+def _what_they_read(config: dict[str, Any], schedule: Schedule | None, saved: bool) -> str:
+    """What the rollouts read and how their drafts were checked, in words. saved: whether a checkpoint says what ran last."""
     if schedule is not None:
         budgets = sorted({budget for step in schedule.steps for budget in step.budgets})
         said = f"budget {budgets[0]}" if len(budgets) == 1 else f"budgets {budgets[0]} to {budgets[-1]}"
         return said + _checked(schedule.check) + (f" ({schedule.caveat})" if schedule.caveat else "")
     section = config.get("check")
     check = DraftCheck(section["window_tokens"], section["floor"]) if section else None
-    return _whole_or_named(config["attention"]) + _checked(check)
+    began_with = _whole_or_named(config["attention"]) + _checked(check)
+    return f"{began_with}, dense at the end" if saved and config["attention"]["kind"] in _WITH_SCHEDULE else began_with
 
 
 def _checked(check: DraftCheck | None) -> str:

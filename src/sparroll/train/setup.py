@@ -364,7 +364,7 @@ def _begin_writing(parts: Parts) -> None:
         files.write_json(out / "rewards.json", functions)
     checkpoint.tidy(parts.checkpoints, parts.resumed_from)
     parts.metrics = JsonLines(out / "metrics.jsonl", parts.state.metrics_bytes)
-    parts.sinks = open_sinks(parts.asked, out, parts.state.step)
+    parts.sinks = open_sinks(parts.asked, out, parts.state.step if parts.resumed_from else None)
 
 
 def _control_group(

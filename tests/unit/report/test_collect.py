@@ -52,6 +52,15 @@ def test_the_target_of_a_run_is_the_guards(sections: dict[str, Any], target: flo
     assert run.rollouts == "budget 64"
 
 
+def test_a_run_that_a_watcher_made_dense_ran_under_no_schedule_at_the_end(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", attention={"kind": "budget", "kv_budget_tokens": 64})
+    for step in (3, 6):
+        (tmp_path / "run" / "checkpoints" / f"step-{step:06d}").mkdir(parents=True)
+    schedule(64).save(tmp_path / "run" / "checkpoints" / "step-000003" / "schedule.toml")
+    (run,) = collect(tmp_path).runs
+    assert run.schedule is None and run.rollouts == "budget 64, dense at the end"
+
+
 def test_a_run_with_a_control_group_has_its_gaps_where_they_have_an_interval(tmp_path: Path) -> None:
     sections = {"rollout": {"control_share": 0.125}, "guard": {"at_least": None, "reward_gap": 0.1}}
     write_run(tmp_path / "run", **sections)

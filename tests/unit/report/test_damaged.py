@@ -174,3 +174,12 @@ def test_a_run_that_was_resumed_and_interrupted_has_the_rewards_of_its_steps(tmp
     assert run.gone_on and run.reward_last == pytest.approx((0.6 + 0.3 + 1.0) / 3)
     page = write_report(tmp_path).read_text()
     assert "The run <b>run</b> was resumed and has not ended yet; it is shown up to its step 7." in page
+
+
+def test_a_run_that_went_back_behind_its_end_has_not_ended(tmp_path: Path) -> None:
+    """As after a damaged last checkpoint: fewer steps than its result.json says."""
+    write_run(tmp_path / "run")
+    path = tmp_path / "run" / "metrics.jsonl"
+    path.write_text("\n".join(path.read_text().splitlines()[:-1]) + "\n")
+    (run,) = collect(tmp_path).runs
+    assert run.gone_on

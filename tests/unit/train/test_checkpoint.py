@@ -184,6 +184,20 @@ def test_a_damaged_newest_folder_is_named_and_the_one_before_is_used(
     assert newest(tmp_path) == (tmp_path / "step-000004", [])
 
 
+def test_a_damaged_folder_that_a_kill_left_half_removed_is_removed_by_the_next_start(
+    tmp_path: Path, model: PreTrainedModel
+) -> None:
+    save(tmp_path, model, 2)
+    half = tmp_path / ".damaged-step-000004.removed"
+    half.mkdir()
+    (half / "model.safetensors").write_text("half")
+    for name in ("damaged-step-000004", "step-000004"):
+        (tmp_path / name).mkdir()
+    found, _ = newest(tmp_path)
+    tidy(tmp_path, found)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["damaged-step-000004", "latest", "step-000002"]
+
+
 def test_no_checkpoint_at_all_is_none(tmp_path: Path) -> None:
     assert newest(tmp_path / "checkpoints") == (None, [])
     tidy(tmp_path / "checkpoints", None)

@@ -68,20 +68,39 @@ def test_a_chosen_sink_without_its_package_is_an_error_with_a_hint(
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard" if name == "tensorboard" else name, None)
     with pytest.raises(UserError, match=rf"(?s)package {name} is not installed.*pip install {name}"):
-        open_sinks(config_from({"log": {"sinks": [name]}}), tmp_path, 0)
+        open_sinks(config_from({"log": {"sinks": [name]}}), tmp_path)
 
 
 def test_tensorboard_gets_every_metric(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    (sink,) = open_sinks(config_from({"log": {"sinks": ["tensorboard"]}}), tmp_path, 0)
+    (sink,) = open_sinks(config_from({"log": {"sinks": ["tensorboard"]}}), tmp_path)
     sink.write(1, {"reward/mean": 0.25}, ["why"])
     sink.write(2, {"reward/mean": 0.5}, [])
     sink.close()
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     assert [(event.step, event.value) for event in events.Scalars("reward/mean")] == [(1, 0.25), (2, 0.5)]
+
+
+@pytest.mark.parametrize(("completed", "kept"), [(None, 0), (0, 1), (2, 3)])
+def test_tensorboard_forgets_what_a_killed_run_wrote_after_its_checkpoint(
+    completed: int | None, kept: int, tmp_path: Path
+) -> None:
+    """None: it had no checkpoint, so not even the evaluation before its first step stays."""
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    config = config_from({"log": {"sinks": ["tensorboard"]}})
+    for again, begin in ((None, 0), (completed, kept)):
+        (sink,) = open_sinks(config, tmp_path, again)
+        for step in range(begin, 5):
+            sink.write(step, {"reward/mean": 0.5}, [])
+        sink.close()
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("reward/mean")] == list(range(5))
 
 
 class FakeTracker:
@@ -107,7 +126,7 @@ def test_a_resumed_run_goes_on_under_the_same_name(name: str, tmp_path: Path, mo
     monkeypatch.setitem(sys.modules, name, tracker)
     config = config_from({"log": {"sinks": [name], "project": "p", "run_name": "r"}})
     for _ in range(2):
-        (sink,) = open_sinks(config, tmp_path, 0)
+        (sink,) = open_sinks(config, tmp_path)
         sink.write(1, {"reward/mean": 0.5}, ["one", "two"])
         sink.close()
     first, second = (call[1] for call in tracker.calls if call[0] == "init")

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from sparroll.engines.adapter import Adapter
 
 FORMAT = 2
-_PREFIX = "step-"
+_PREFIX, _DAMAGED = "step-", "damaged-"
 _MANIFEST = "manifest.json"
 _WATCHERS = "watchers.safetensors"
 _PAST = "past-weights-"
@@ -188,14 +188,14 @@ def newest(folder: Path) -> tuple[Path | None, list[str]]:
 
 
 def tidy(folder: Path, used: Path | None) -> None:
-    """Remove half-written folders, and rename damaged ones newer than `used` to damaged-step-NNNNNN, so that no later
+    """Remove folders that are half written or half removed, and rename damaged ones newer than `used` to damaged-step-NNNNNN, so that no later
     run meets them."""
-    for partial in folder.glob(f".{_PREFIX}*"):
-        _remove(partial)
+    for half in (*folder.glob(f".{_PREFIX}*"), *folder.glob(f".{_DAMAGED}{_PREFIX}*")):
+        _remove(half)
     for newer in _folders(folder):
         if used is not None and _number(newer) <= _number(used):
             break
-        aside = folder / f"damaged-{newer.name}"
+        aside = folder / f"{_DAMAGED}{newer.name}"
         _remove(aside)
         newer.rename(aside)
     if used is not None:

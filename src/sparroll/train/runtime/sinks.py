@@ -109,10 +109,12 @@ class ConsoleLine:
 
 
 class TensorBoard:
-    def __init__(self, out: Path, step: int):
+    def __init__(self, out: Path, completed: int | None):
         module = _package("tensorboard")
-        # This hides what a killed run wrote after its last checkpoint.
-        self._writer = module.SummaryWriter(str(out / "tensorboard"), purge_step=step + 1 if step else None)
+        # This hides what a killed run wrote after its last checkpoint, or all of it where it has none.
+        self._writer = module.SummaryWriter(
+            str(out / "tensorboard"), purge_step=0 if completed is None else completed + 1
+        )
 
     def write(self, step: int, report: StepReport, events: list[str]) -> None:
         for name, value in report.items():
@@ -160,14 +162,15 @@ def check_packages(config: TrainConfig) -> None:
             _package(name)
 
 
-def open_sinks(config: TrainConfig | DistillConfig, out: Path, step: int) -> list[Sink]:
-    """The chosen sinks; metrics.jsonl is not among them."""
+def open_sinks(config: TrainConfig | DistillConfig, out: Path, completed: int | None = None) -> list[Sink]:
+    """The chosen sinks; metrics.jsonl is not among them. completed: steps of the checkpoint that a run goes on from; None
+    where it begins anew."""
     made: list[Sink] = []
     for name in config.log.sinks:
         if name == "console":
             made.append(ConsoleLine(config.train.steps))
         elif name == "tensorboard":
-            made.append(TensorBoard(out, step))
+            made.append(TensorBoard(out, completed))
         else:
             made.append(Tracker(name, out, config))
     return made
