@@ -50,3 +50,19 @@ def test_an_evaluation_on_the_same_engine_is_dense(verified: Observed) -> None:
     report = verified.trainer.evaluate()
     assert report["eval_rollout/sparse_steps"] == 0 < report["eval_rollout/dense_steps"]
     assert report["eval_sampling/sampling_logp_difference/max"] < 1e-4
+
+
+def test_a_guard_that_changes_to_dense_rollouts_lets_the_run_go_on(tmp_path: Path) -> None:
+    """Nothing is checked then, so nothing is measured."""
+    sparse = SparseRollouts(
+        START,
+        correction="tis",
+        verify=DraftCheck(16, FLOOR),
+        mismatch=MISMATCH,
+        guard={"at_least": 0.9999, "window_steps": 1},
+        control={"by": "guard", "stricter": ["dense"]},
+    )
+    run = trl_runs.train(tmp_path, sparse=sparse, changes={"max_steps": 3, "save_strategy": "no"})
+    drafted = [step["rollout/sparse_steps"] for step in run.history]
+    assert drafted[0] > 0 == drafted[-1] and len(drafted) == 3
+    assert run.history[-1]["rescoring/measured"] == 0

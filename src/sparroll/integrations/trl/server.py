@@ -202,11 +202,13 @@ class SparseClient(MeasuredRounds):
     def _answered(self, answer: requests.Response, what: str) -> requests.Response:
         """Raises UserError where the server does not do what it was asked."""
         if answer.status_code != 200:
+            # A request that it understood and refused needs another request, not another start.
+            refused = answer.status_code == 400
+            start = "start it with VLLM_SERVER_DEV_MODE=1 vllm serve MODEL $(sparroll serve-args --schedule ...) (docs/trl.md)"
             raise UserError(
-                f"the vLLM server at {self._client.base_url} does not answer to {what}: {answer.status_code} "
-                f"{answer.text[:200]}",
-                "start it with VLLM_SERVER_DEV_MODE=1 vllm serve MODEL $(sparroll serve-args --schedule ...) "
-                "--max-logprobs -1 (docs/trl.md)",
+                f"the vLLM server at {self._client.base_url} {'refused' if refused else 'does not answer to'} {what}: "
+                f"{answer.status_code} {answer.text[:400]}",
+                "the server's own output may say more" if refused else start,
             )
         return answer
 

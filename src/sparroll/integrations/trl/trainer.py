@@ -131,7 +131,10 @@ class SparseRolloutsMixin:
             dense = self._control
             if self.vllm_mode == "colocate":
                 dense = dense[self.accelerator.process_index * len(inputs) :][: len(inputs)]
-            engine.begin(f"train/{rounds.done + 1}", rounds.schedule, ceiling_prompts=prompts, dense=dense)
+            # Where drafts are checked, dense rollouts have no checks that could say anything, and are not read again.
+            measures = not rounds.checks_drafts or rounds.schedule is not None
+            name = f"train/{rounds.done + 1}"
+            engine.begin(name, rounds.schedule, measures=measures, ceiling_prompts=prompts, dense=dense)
         batch = super()._generate_and_score_completions(inputs)  # type: ignore[misc]
         correct_began = time.perf_counter()
         self._compare()

@@ -8,7 +8,7 @@ from typing import Any
 from sparroll.errors import UserError, nearest
 from sparroll.integrations import tested_version
 
-TESTED = "0.9"
+TESTED = "0.9.1"
 """The version of verl whose methods our trainers override."""
 MODES = {
     "sparroll_sync": "sync",
@@ -161,7 +161,7 @@ def _check_dense_logp(config: Mapping[str, Any], mode: str) -> None:
         raise UserError(
             f"{field}=engine with trainer.v1.trainer_mode={mode}: a rollout may hold tokens of several weights there, and "
             "the checks know each part's own weights alone",
-            f"{field}=trainer, or trainer.v1.trainer_mode=sparroll_sync",
+            f"+{field}=trainer, or trainer.v1.trainer_mode=sparroll_sync",
         )
 
 
@@ -247,7 +247,7 @@ _WRONG: list[tuple[str, Any, str, str]] = [
         f"{_ROLLOUT}.engine_kwargs.vllm.speculative_config",
         _set,
         "decodes speculatively, which sparse attention does not run with",
-        "leave it out; verified rollouts are custom.sparroll.verify.window=64",
+        "leave it out; verified rollouts are +actor_rollout_ref.rollout.custom.sparroll.verify.window=64",
     ),
     (
         f"{_ROLLOUT}.data_parallel_size",

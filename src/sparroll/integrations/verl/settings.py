@@ -47,7 +47,7 @@ PREFIX = "actor_rollout_ref.rollout.custom.sparroll"
 _SECTIONS = ("correction", "guard", "control", "mismatch")
 _KEYS = ("schedule", "force_schedule", "attention", "verify", "rescoring", "control_group", *_SECTIONS)
 _HERE = {
-    "--force-schedule, attention.force = true": f"{PREFIX}.force_schedule=true",
+    "--force-schedule, attention.force = true, Schedule.load(..., force=True)": f"{PREFIX}.force_schedule=true",
     "rollout.samples_per_prompt": "actor_rollout_ref.rollout.n",
     "rollout.control_share_first": f"{PREFIX}.control_group.share_first",
     "rollout.control_share": f"{PREFIX}.control_group.share",
@@ -237,7 +237,15 @@ def _renamed(text: str) -> str:
     for ours, theirs in _HERE.items():
         text = text.replace(f"--set {ours}", theirs).replace(ours, theirs)
     text = re.sub(rf"--set ('?)(?={'|'.join(_SECTIONS)})", rf"\1+{PREFIX}.", text)
-    return re.sub(rf"(?<![\w.])((?:{'|'.join(_SECTIONS)})\.[a-z_]+)", rf"{PREFIX}.\1", text)
+    text = re.sub(rf"(?<![\w.])((?:{'|'.join(_SECTIONS)})\.[a-z_]+)", rf"{PREFIX}.\1", text)
+    text = re.sub(rf"({re.escape(PREFIX)}[\w.]*) = (\[[^]]*\])", _list_of_hydra, text)
+    # Hydra adds a key that verl's own files do not have only where a plus says so.
+    return re.sub(rf"(?<!\+)({re.escape(PREFIX)}[\w.]*=)", r"+\1", text)
+
+
+def _list_of_hydra(found: re.Match[str]) -> str:
+    key, items = found.groups()
+    return f"'+{key}={items.replace(' ', '').replace(chr(34), '')}'"
 
 
 def _read(table: dict[str, Any], facts: RunFacts) -> SparseSettings:
@@ -299,7 +307,7 @@ def _check_measurable(settings: SparseSettings, facts: RunFacts) -> None:
     if isinstance(probe, int) and probe < LEAST_ROLLOUTS:
         raise UserError(
             f"{PREFIX}.rescoring.probe_rollouts = {probe}, and a length bin needs {LEAST_ROLLOUTS} rollouts to say anything",
-            f"{PREFIX}.rescoring.probe_rollouts={LEAST_ROLLOUTS} or more; null re-scores all",
+            f"+{PREFIX}.rescoring.probe_rollouts={LEAST_ROLLOUTS} or more; null re-scores all",
         )
     if schedule is None or schedule.check is None:
         # A vocabulary that is not known here is taken for a large one.

@@ -94,6 +94,8 @@ class Tap:
         self._prompts: dict[str, list[int]] = {}
         """Those of the last step in which there were any, by their digests."""
         self._new_prompts: dict[str, list[int]] = {}
+        self._resumes = False
+        """Whether a request was aborted, so that later ones may go on with its tokens as a longer prompt."""
         self._under_way: set[str] = set()
         """Requests of training whose end `generate` has not seen. vLLM may have ended them already."""
         self._unsaid: dict[str, _Unsaid] = {}
@@ -132,7 +134,7 @@ class Tap:
         finally:
             self._under_way.discard(request_id)
             if finished is None:
-                self._rescorer_of(begun.dense).count_aborted()
+                self._count_aborted(begun)
 
     def _begin(self, prompt_ids: list[int], dense: bool) -> _Begun:
         in_force, prompt_id = self.rescorer.in_force, digest(prompt_ids)
@@ -174,16 +176,15 @@ class Tap:
 
     def _keep(self, output: Any, request_id: str, begun: _Begun) -> None:
         """Hold a finished rollout, and take the lists out of the output again."""
-        rescorer = self._rescorer_of(begun.dense)
         if not output.outputs or not len(output.outputs[0].token_ids):
-            rescorer.count_aborted()
+            self._count_aborted(begun)
             return
         sampled = output.outputs[0]
         tokens, flat = list(sampled.token_ids), sampled.logprobs
         logp_T, lists = outputs.log_probs(flat, tokens, self.top_k if begun.listed else 0)
         sampled.logprobs = outputs.SampledOnly(tokens, logp_T.tolist())
         if sampled.finish_reason not in ("stop", "length"):
-            rescorer.count_aborted()
+            self._count_aborted(begun)
             return
         self._new_prompts[begun.prompt_id] = begun.prompt_ids
         rollout = Rollout(begun.prompt_ids, tokens, logp_T, sampled.finish_reason, top_k=lists)
@@ -192,10 +193,17 @@ class Tap:
         elif begun.listed:
             self._hold(rollout, begun)
         else:
-            rescorer.pass_over()
+            self._rescorer_of(begun.dense).pass_over()
+
+    def _count_aborted(self, begun: _Begun) -> None:
+        self._resumes = True
+        self._rescorer_of(begun.dense).count_aborted()
 
     def _hold(self, rollout: Rollout, begun: _Begun) -> None:
-        self._rescorer_of(begun.dense).hold(rollout, begun.rollout_id, begun.prompt_id, begun.in_force)
+        # A rollout that goes on with another's tokens has a prompt of its own. Probes take one rollout of each prompt first,
+        # so they would prefer these, which are the longer ones: with every rollout as a prompt the draw is even.
+        prompt_id = begun.rollout_id if self._resumes else begun.prompt_id
+        self._rescorer_of(begun.dense).hold(rollout, begun.rollout_id, prompt_id, begun.in_force)
 
     async def measure(self) -> None:
         """Measure what is held: by the checks of drafts where the engine makes them, else by re-scoring. Call it before

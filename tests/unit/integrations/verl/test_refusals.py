@@ -42,8 +42,10 @@ def test_another_version_of_verl_is_refused_and_so_is_none(monkeypatch: pytest.M
         return found[name]
 
     monkeypatch.setattr(metadata, "version", version)
-    with pytest.raises(UserError, match=r"methods of verl 0\.9, and verl 0\.10\.0 is installed"):
-        refusals.check_version()
+    for other in ("0.10.0", "0.9.2"):
+        found["verl"] = other
+        with pytest.raises(UserError, match=rf"methods of verl 0\.9\.1, and verl {other} is installed"):
+            refusals.check_version()
     found["verl"] = "0.9.1"
     refusals.check_version()
     del found["ray"]

@@ -106,7 +106,7 @@ def test_an_engine_is_started_for_every_schedule_that_may_come() -> None:
         ({"schedule": None}, rf"{PREFIX}\.schedule is missing", r"\+actor_rollout_ref"),
         ({"schedule": "dense"}, "leaves nothing for sparroll to do", "control.by=controller"),
         ({"schedule": "qwen3-4b-0.8"}, "unknown schedule preset", "qwen3-4b-0.88"),
-        ({"schedule": "qwen3-1.7b-0.86"}, "made for Qwen/Qwen3-1.7B", rf"{PREFIX}\.force_schedule=true"),
+        ({"schedule": "qwen3-1.7b-0.86"}, "made for Qwen/Qwen3-1.7B", rf": \+{PREFIX}\.force_schedule=true$"),
         ({"correction": {"name": "jackpot"}}, "Jackpot needs", "icepop"),
         ({"correction": {"name": "tis", "weight_mx": 2}}, "no setting 'weight_mx'", "weight_max"),
         ({"verify": {"windows": 3}}, rf"unknown key {PREFIX}\.verify\.windows", "'window'"),

@@ -188,6 +188,22 @@ def test_what_is_sampled_after_an_abort_counts_by_itself_at_its_own_context() ->
     assert held.rollout.context_tokens.tolist() == [3, 4] and tapped.rescorer.counts.aborted == 1
 
 
+def test_rollouts_that_go_on_after_an_abort_are_not_preferred_by_the_probe() -> None:
+    """A probe takes one rollout of each prompt first, and what goes on has a longer prompt of its own."""
+    tapped = tap(Engine(tokens=(0, 1)))
+    for _ in range(2):
+        asyncio.run(ask(tapped, [3]))
+    assert len({held.prompt_id for held in tapped.rescorer.due()}) == 1
+    tapped._engine.finish = "abort"
+    asyncio.run(ask(tapped, [3], "cut"))
+    tapped._engine.finish = "stop"
+    tapped.rescorer.in_force = InForce(weight_version=1)
+    for prompt in ([3], [3], [3, 0, 1]):
+        asyncio.run(ask(tapped, prompt))
+    now = [held.prompt_id for held in tapped.rescorer.due() if held.began.weight_version == 1]
+    assert len(set(now)) == len(now) == 3
+
+
 def test_samples_of_one_prompt_have_names_of_their_own_in_every_step() -> None:
     tapped = tap(Engine())
     names = []
