@@ -37,6 +37,7 @@ PROGRAMS = [
     _one("infinite output without newlines", "import sys\nwhile True: sys.stdout.write('a' * 65536)", "output limit", walls=False),
     _one("infinite complaints", "import sys\nwhile True: sys.stderr.write('a' * 65536)", "timeout", walls=False),
     _one("memory bomb", "x = []\nwhile True: x.append(bytearray(1 << 20))", "memory", walls=False),
+    _one("shared memory over many processes", "import mmap, os, time\nfor _ in range(12):\n    if os.fork() == 0: break\nx = mmap.mmap(-1, 100 << 20)\nfor i in range(0, len(x), 4096): x[i] = 1\ntime.sleep(60)", "memory"),
     _one("one huge list", "x = [0] * 10**11", "memory", walls=False),
     _one("memory over many processes", "import os\nfor _ in range(12):\n    if os.fork() == 0: break\nx = bytearray(100 << 20)\nfor i in range(0, len(x), 4096): x[i] = 1\nimport time; time.sleep(60)", "memory"),
     _one("memory in memfd", "import os\nfor _ in range(64):\n    f = os.memfd_create('a')\n    for _ in range(31): os.write(f, bytes(1 << 20))\nprint(5)", "crash"),

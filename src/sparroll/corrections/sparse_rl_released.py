@@ -45,7 +45,7 @@ class SparseRLReleased:
         keep_BT = inside(ratio.values_BT, self.keep_min, self.keep_max) & ~vetoed_B[:, None]
         weight_BT = exponential(ratio.values_BT).clamp(max=self.weight_max)
         mean = _mean(weight_BT[keep_BT & ratio.mask_BT])
-        cut_BT = ratio.values_BT > log(self.weight_max)
+        cut_BT = (ratio.values_BT > log(self.weight_max)) & keep_BT
         made = result(ratio, per_token(ratio), weight_BT / mean, keep_BT, cut_BT)
         made.metrics["correction/vetoed_sequence_share"] = share_of_rollouts(ratio, vetoed_B)
         made.metrics["correction/weight_mean_normalised_away"] = mean

@@ -20,6 +20,9 @@ from sparroll.errors import UserError
 
 REPLICATES = 10_000
 LEVEL = 0.95
+_FEW = 5
+"""With fewer values than this that differ from the one seen most often, resampling alone does not say how far the mean may
+be off."""
 _BLOCK = 2_000_000
 """How many draws are in memory at a time."""
 _MOST_WORK = 200_000_000
@@ -58,19 +61,24 @@ def mean_difference(differences_P: np.ndarray, seed: int = 0) -> Estimate:
 
 
 def _mean_within(values_P: np.ndarray, least: float, most: float, seed: int) -> Estimate:
-    """If all values are equal, or there is only one, resampling gives an interval of width 0. Then another bound is
-    used: to see the same value P times has a chance of 2.5 % or more only if the value has at least the probability
-    0.025^(1/P). This bounds the mean, whatever the other values are. For a value of 0 or 1 it is the interval of
-    Clopper and Pearson."""
+    """Where nearly all values are equal, resampling says little of the others, which may be far away and were hardly seen.
+    Then the interval also holds another bound: by Clopper and Pearson, a value that is seen m times in P has at least the
+    probability s (level 0.025), and this bounds the mean, whatever the other values are. Where all values are equal it is
+    the only one, s = 0.025^(1/P); for a value of 0 or 1 it is then the interval of Clopper and Pearson."""
     values_P = _checked(values_P)
     if values_P.min() < least or values_P.max() > most:
         raise UserError(f"values must lie in [{least:g}, {most:g}], got {values_P.min():g} to {values_P.max():g}")
     count, value = len(values_P), float(values_P.mean())
-    if bool((values_P == values_P[0]).all()):
-        value = float(values_P[0])
-        share = ((1 - LEVEL) / 2) ** (1 / count)
-        return Estimate(value, share * value + (1 - share) * least, share * value + (1 - share) * most, count)
-    return Estimate(value, *expanded_interval(values_P, seed), count)
+    seen, times = np.unique(values_P, return_counts=True)
+    usual, equal = float(seen[times.argmax()]), int(times.max())
+    share = float(stats.beta.ppf((1 - LEVEL) / 2, equal, count - equal + 1))
+    bounds = share * usual + (1 - share) * least, share * usual + (1 - share) * most
+    if equal == count:
+        return Estimate(usual, *bounds, count)
+    low, high = expanded_interval(values_P, seed)
+    if count - equal < _FEW:
+        low, high = min(low, bounds[0]), max(high, bounds[1])
+    return Estimate(value, low, high, count)
 
 
 def expanded_interval(values_P: np.ndarray, seed: int = 0) -> tuple[float, float]:

@@ -39,8 +39,9 @@ def _tail(measured: Measured, number: int, where: str) -> str:
     text = (
         f"Model <b>{escape(measured.model)}</b>. At each token, the acceptance is the probability that sparse and dense "
         f"decoding share: 1 means that both would say the same, 0 that they never would. Its mean hides the few bad tokens "
-        f"that make training unstable. So this is its tail, the {rank}: {100 * (1 - measured.quantile):g} of 100 tokens have a higher acceptance. It is "
-        f"shown by context length, which is the number of tokens that a decoding step could read (estimator "
+        f"that make training unstable. So this is its tail, the {rank}: {100 * (1 - measured.quantile):g} of 100 "
+        f"tokens have a higher acceptance. It is shown by context length, which is the number of tokens that a decoding "
+        f"step could read (estimator "
         f"<code>{escape(measured.estimator)}</code>)."
     )
     said = (

@@ -104,7 +104,7 @@ def released(most: float, least_kept: float, most_kept: float, below: float) -> 
         weights = [[min(exp(x), most) for x in row] for row in rows]
         of_kept = [w for ws, ks in zip(weights, kept, strict=True) for w, k in zip(ws, ks, strict=True) if k]
         mean = sum(of_kept) / len(of_kept)
-        cut = [[x > ln(most) for x in row] for row in rows]
+        cut = [[k and x > ln(most) for x, k in zip(row, ks, strict=True)] for row, ks in zip(rows, kept, strict=True)]
         return [[w / mean for w in row] for row in weights], kept, rows, cut
 
     return oracle

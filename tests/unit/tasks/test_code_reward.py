@@ -171,6 +171,55 @@ def test_evalplus_tests_decide_by_their_own_code(code: str, status: str, ending:
     assert reward.grade(CheckTests("mean", EVALPLUS + ending), _fenced(code)).status == status
 
 
+NAMED = """
+assert f(1) == 2
+assert f(x=2) == 3
+try:
+    f(-1)
+except ValueError:
+    pass
+else:
+    raise AssertionError
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ("if x < 0: raise ValueError(x)\n    return x + 1", "passed"),
+        ("if x < 0: raise KeyError(x)\n    return x + 1", "crash"),
+        ("return x + 1", "wrong answer"),
+    ],
+)
+def test_tests_may_name_arguments_and_expect_errors(body: str, status: str, reward: CodeReward) -> None:
+    assert reward.grade(CheckTests("f", NAMED), _fenced(f"def f(x):\n    {body}")).status == status
+
+
+@pytest.mark.parametrize("tests", [CallTests("f", (([1], 1),)), CheckTests("f", "assert f(1) == 1")])
+def test_a_function_may_write_more_to_stderr_than_a_pipe_holds(tests: Tests, reward: CodeReward) -> None:
+    code = "import sys\ndef f(x):\n    sys.stderr.write('x' * 100_000)\n    return x"
+    assert reward.grade(tests, _fenced(code)).status == "passed"
+
+
+@pytest.mark.parametrize("kind", ["[]", "{}", "None"])
+def test_an_answer_that_the_program_made_up_is_a_crash(kind: str, reward: CodeReward) -> None:
+    code = (
+        "import sys\ndef f(x):\n    channel = sys._getframe(1).f_locals['channel']\n"
+        f"    channel.write({{'kind': {kind}}}, b'')\n    return x"
+    )
+    for tests in (CallTests("f", (([1], 1),)), CheckTests("f", "assert f(1) == 1")):
+        assert reward.grade(tests, _fenced(code)).status == "crash"
+
+
+def test_a_function_that_remembers_its_values_may_go_deep() -> None:
+    code = (
+        "import functools, sys\nsys.setrecursionlimit(10**6)\n@functools.cache\n"
+        "def f(n): return 0 if n == 0 else 1 + f(n - 1)\nprint(f(int(input())))"
+    )
+    with CodeReward(SandboxLimits(memory_bytes=2 << 30), allow_unsafe_sandbox=True) as roomy:
+        assert roomy.grade(StdinTests((("20000", "20000"),)), _fenced(code)).status == "passed"
+
+
 def test_an_evalplus_test_of_a_function_that_never_returns_ends_with_its_time() -> None:
     with CodeReward(SandboxLimits(wall_seconds=2, cpu_seconds=2), allow_unsafe_sandbox=True) as hasty:
         for ending in ("", "\ncheck(mean)\n"):

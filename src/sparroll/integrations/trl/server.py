@@ -204,7 +204,7 @@ class SparseClient(MeasuredRounds):
         if answer.status_code != 200:
             # A request that it understood and refused needs another request, not another start.
             refused = answer.status_code == 400
-            start = "start it with VLLM_SERVER_DEV_MODE=1 vllm serve MODEL $(sparroll serve-args --schedule ...) (docs/trl.md)"
+            start = "start it with VLLM_SERVER_DEV_MODE=1 vllm serve MODEL $(sparroll serve-args ...) (docs/trl.md)"
             raise UserError(
                 f"the vLLM server at {self._client.base_url} {'refused' if refused else 'does not answer to'} {what}: "
                 f"{answer.status_code} {answer.text[:400]}",

@@ -172,10 +172,16 @@ class CodeReward:
                 return run(code, tests, limits, self.boundary)
             except (SandboxError, OSError) as error:
                 problem = str(error)
-        with self._lock:
-            # The sandbox may work again the next time.
-            self._cache.pop(key, None)
+            except BaseException:
+                self._forget(key)
+                raise
+        # The sandbox may work again the next time.
+        self._forget(key)
         return CodeVerdict("sandbox error", problem[:500])
+
+    def _forget(self, key: str) -> None:
+        with self._lock:
+            self._cache.pop(key, None)
 
 
 _FENCE = re.compile(
@@ -256,8 +262,10 @@ def _run_calls(code: str, tests: CallTests, limits: SandboxLimits, boundary: Bou
 
 
 def _failed_call(frame: Frame) -> Status | None:
-    kinds: dict[Any, Status | None] = {"value": None, "memory": "memory", "over": "output limit"}
-    return kinds.get(frame.head.get("kind"), "crash")
+    """What a program's answer counts as; None for a value. The program may have written the answer itself."""
+    kinds: dict[str, Status | None] = {"value": None, "memory": "memory", "over": "output limit"}
+    kind = frame.head.get("kind")
+    return kinds.get(kind, "crash") if isinstance(kind, str) else "crash"
 
 
 def _run_check(code: str, tests: CheckTests, limits: SandboxLimits, boundary: Boundary) -> CodeVerdict:
@@ -291,7 +299,7 @@ def _messages(grader: Session, program: Session, limits: SandboxLimits) -> CodeV
         if kind != "call":
             raise SandboxError(f"the tests do not run: {asked.head.get('problem')}")
         try:
-            answer = program.exchange({}, asked.body)
+            answer = program.exchange({"by_name": asked.head.get("by_name") is True}, asked.body)
         except Ended as ended:
             return CodeVerdict(ended.status, ended.detail)
         status = _failed_call(answer)

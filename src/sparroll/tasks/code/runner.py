@@ -27,6 +27,7 @@ _MODULES = (
 )  # fmt: skip
 MEMORY_EXIT = 97
 NODES = 2_000_000
+STACK_BYTES = 512 << 20
 
 
 class Channel:
@@ -43,6 +44,15 @@ class Channel:
     def close(self) -> None:
         os.close(self.source)
         os.close(self.sink)
+
+    def ready(self, with_errors: bool) -> None:
+        """Say that the program may be run. Until then somebody reads what stands in stderr. with_errors: whether it still
+        leads there afterwards; nobody reads it, and a program that has filled the pipe would wait forever."""
+        self.write({"kind": "ready"})
+        if not with_errors:
+            nothing = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nothing, 2)
+            os.close(nothing)
 
     def _more(self) -> None:
         block = os.read(self.source, 1 << 16)
@@ -174,6 +184,10 @@ def set_limits(limits: dict, cpu_seconds: int) -> None:
     lower(resource.RLIMIT_NPROC, limits["processes"], limits["processes"])
     lower(resource.RLIMIT_NOFILE, 256, 256)
     lower(resource.RLIMIT_CORE, 0, 0)
+    # Recursion through C, as in functools.cache, takes some hundred bytes of stack for each level. The limit of memory
+    # holds for the stack, too.
+    stack = resource.getrlimit(resource.RLIMIT_STACK)[1]
+    lower(resource.RLIMIT_STACK, STACK_BYTES, stack if stack != resource.RLIM_INFINITY else STACK_BYTES)
 
 
 def become(uid: int) -> None:
@@ -306,7 +320,7 @@ def run_program(code: Any, found: dict, text: bytes, channel: Channel, limits: d
 
 def programs(start: dict, body: bytes, channel: Channel) -> None:
     found = names(True)
-    channel.write({"kind": "ready"})
+    channel.ready(with_errors=True)
     try:
         code = compile(body.decode("utf-8", "surrogatepass"), "solution.py", "exec", dont_inherit=True)
     except BaseException as error:
@@ -322,7 +336,7 @@ def calls(start: dict, body: bytes, channel: Channel) -> None:
     """Run the program in this process, and then call its function on each list of arguments."""
     found = names(start["official"])
     found["__name__"] = "solution"
-    channel.write({"kind": "ready"})
+    channel.ready(with_errors=False)
     set_limits(start["limits"], start["limits"]["cpu_seconds"] * (start["calls"] + 1))
     function: Any = None
     refused: dict | None = None
@@ -338,18 +352,20 @@ def calls(start: dict, body: bytes, channel: Channel) -> None:
     except BaseException as error:
         refused = {"kind": "raised", "problem": problem(error)}
     while True:
-        _, arguments = channel.read()
+        head_of_call, arguments = channel.read()
         if refused is not None:
             channel.write(refused)
             continue
         try:
-            result = encode(function(*decode(json.loads(arguments))))
+            given = decode(json.loads(arguments))
+            values, by_name = given if head_of_call.get("by_name") else (given, {})
+            result = encode(function(*values, **by_name))
             head = {"kind": "value"} if len(result) <= start["limits"]["output_bytes"] else {"kind": "over"}
             channel.write(head, result if head["kind"] == "value" else b"")
         except MemoryError:
             channel.write({"kind": "memory"})
         except BaseException as error:
-            channel.write({"kind": "raised", "problem": problem(error)})
+            channel.write({"kind": "raised", "problem": problem(error), "error": type(error).__name__[:80]})
 
 
 def grade(start: dict, body: bytes, channel: Channel) -> None:
@@ -357,15 +373,18 @@ def grade(start: dict, body: bytes, channel: Channel) -> None:
     there."""
     asked: list[bool] = []
 
-    def messenger(*arguments: Any) -> Any:
+    def messenger(*arguments: Any, **by_name: Any) -> Any:
         asked.append(True)
-        channel.write({"kind": "call"}, encode(list(arguments)))
+        given = [list(arguments), by_name] if by_name else list(arguments)
+        channel.write({"kind": "call", "by_name": bool(by_name)}, encode(given))
         head, answer = channel.read()
+        if head["kind"] == "raised":
+            raise _builtin_error(head.get("error"), str(head.get("problem")))
         if head["kind"] != "value":
             raise RuntimeError(f"the program ended with {head['kind']}")
         return decode(json.loads(answer))
 
-    channel.write({"kind": "ready"})
+    channel.ready(with_errors=False)
     set_limits(start["limits"], start["limits"]["cpu_seconds"] * 10)
     channel.read()
     found: dict[str, Any] = {"__name__": "tests", start["function"]: messenger, "candidate": messenger}
@@ -377,6 +396,18 @@ def grade(start: dict, body: bytes, channel: Channel) -> None:
     except Exception as error:
         channel.write({"kind": "failed" if asked else "broken", "problem": problem(error)})
     channel.read()
+
+
+def _builtin_error(name: Any, text: str) -> Exception:
+    """Python's own error of that name, which the tests may expect; RuntimeError for the program's own kinds, and for those
+    that are not made of a text alone."""
+    import builtins
+
+    found = getattr(builtins, name, None) if isinstance(name, str) else None
+    try:
+        return found(text) if isinstance(found, type) and issubclass(found, Exception) else RuntimeError(text)
+    except TypeError:
+        return RuntimeError(text)
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ import csv
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from sparroll.errors import UserError
 from sparroll.tasks.data.rows import Raw
@@ -69,10 +69,21 @@ def _parquet(path: Path, columns: tuple[str, ...] | None) -> Iterator[Raw]:
         with pyarrow.parquet.ParquetFile(path) as file:
             wanted = None if columns is None else [name for name in file.schema_arrow.names if name in columns]
             for batch in file.iter_batches(_BATCH_ROWS, columns=wanted):
+                for place, column in enumerate(batch.schema):
+                    if pyarrow.types.is_float32(column.type) or pyarrow.types.is_float16(column.type):
+                        # As doubles, .1 would become .10000000149: the shortest digits that say the same number count.
+                        shortest = [None if one is None else float(str(one)) for one in _narrow(batch.column(place))]
+                        batch = batch.set_column(place, column.name, pyarrow.array(shortest, pyarrow.float64()))
                 yield from batch.to_pylist()
     except (OSError, ValueError, OverflowError, pyarrow.ArrowException) as error:
         # Some columns, such as times in nanoseconds, have no value in Python.
         raise UserError(f"cannot read {path}: {error}") from None
+
+
+def _narrow(column: Any) -> Iterator[Any]:
+    """The values of a column of narrow floats, as numpy's numbers of that width; None where there is none."""
+    for value, missing in zip(column.to_numpy(zero_copy_only=False), column.is_null().to_pylist(), strict=True):
+        yield None if missing else value
 
 
 def _jsonl(path: Path, source: TextIO) -> Iterator[Raw]:
@@ -135,7 +146,11 @@ def _csv(path: Path, source: TextIO) -> Iterator[Raw]:
     limit = csv.field_size_limit(_LONGEST_CELL)
     try:
         lines = bounded_lines(path, source, LONGEST_ROW)
-        for number, row in enumerate(csv.DictReader(lines, strict=True), 1):
+        table = csv.DictReader(lines, strict=True)
+        names = list(table.fieldnames or ())
+        if twice := [name for place, name in enumerate(names) if name in names[:place]]:
+            raise UserError(f"{path} has the column {twice[0]!r} twice", "rename one of them, or leave it out")
+        for number, row in enumerate(table, 1):
             if None in row or None in row.values():
                 raise UserError(f"row {number} of {path} has more or fewer cells than the header")
             yield dict(row)

@@ -164,7 +164,8 @@ def plain_signs(text: str) -> str:
         text = _ROOT.sub(lambda root: r"\sqrt{" + root.group(1).removeprefix("(").removesuffix(")") + "}", text)
         text = in_english("".join(map(_plain_sign, text)))
     text = _THIN_SPACE.sub("", text).replace(r"\varnothing", r"\emptyset")
-    return " ".join(text.split())
+    # The space of `5\ ` at the end leaves its backslash.
+    return re.sub(r"(?<!\\)\\$", "", " ".join(text.split())).rstrip()
 
 
 def _plain_sign(sign: str) -> str:

@@ -27,7 +27,8 @@ LR_TIMES_POLICY = 5.0
 """The adapter's default learning rate, as a multiple of the policy's (published)."""
 MOST_NATS_OFF = 2.0
 """A token whose log-probability differs from the rollout's by more than this was sampled from other units: in bf16, two
-kernels may choose differently near a tie. It is left out, because its k3 alone can outweigh a whole step."""
+kernels may choose differently near a tie. It is left out of the rewards and of the k3, because its k3 alone can outweigh
+a whole step. A list's KL has no such tokens."""
 
 
 class AdapterUpdate:
@@ -71,7 +72,7 @@ class AdapterUpdate:
         processes."""
         assert micro.dense_logp_BT is not None, "the batch needs dense log-probabilities"
         now_logp_BT, kl_sum = self._forward(micro, schedule)
-        # These tokens, and those with dense probability 0 (-inf), stay in the denominator and move nothing.
+        # These tokens, and those with dense probability 0 (-inf), stay in the denominator and move nothing by rewards or k3.
         off_BT = (now_logp_BT.detach() - micro.sparse_logp_BT).abs() > MOST_NATS_OFF
         kept_BT = micro.mask_BT & torch.isfinite(micro.dense_logp_BT) & ~off_BT
         loss, sums = policy_loss(

@@ -60,7 +60,7 @@ def distill(
 class HeldOut:
     """What was measured on the held-out prompts after `step` steps: the 5th percentile of the acceptance over all their
     tokens (estimator top_k_lower) with its 95 % interval, the mean acceptance, and as `kl` the mean log p_sparse - log
-    p_dense of the sampled tokens."""
+    p_dense of the sampled tokens that have a dense probability above 0."""
 
     step: int
     q05: float

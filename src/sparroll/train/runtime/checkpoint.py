@@ -188,8 +188,8 @@ def newest(folder: Path) -> tuple[Path | None, list[str]]:
 
 
 def tidy(folder: Path, used: Path | None) -> None:
-    """Remove folders that are half written or half removed, and rename damaged ones newer than `used` to damaged-step-NNNNNN, so that no later
-    run meets them."""
+    """Remove folders that are half written or half removed, and rename damaged ones newer than `used` to
+    damaged-step-NNNNNN, so that no later run meets them."""
     for half in (*folder.glob(f".{_PREFIX}*"), *folder.glob(f".{_DAMAGED}{_PREFIX}*")):
         _remove(half)
     for newer in _folders(folder):

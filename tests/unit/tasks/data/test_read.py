@@ -58,6 +58,7 @@ def test_a_large_json_array_is_never_whole_in_memory(tmp_path: Path) -> None:
         ("a.json", '[{"a": 1}] more', "goes on after the end"),
         ("a.json", "[1, 2]", "row 1 of .* is a int"),
         ("a.csv", "a,b\n1\n", "row 1 of .* more or fewer cells"),
+        ("a.csv", "a,b,b\n1,2,3\n", "has the column 'b' twice"),
         ("a.parquet", "PAR0", "cannot read"),
         ("a.txt", "x", "unknown format '.txt'"),
     ],
@@ -66,6 +67,16 @@ def test_a_damaged_file_is_one_error_that_names_the_place(tmp_path: Path, name: 
     (tmp_path / name).write_text(text)
     with pytest.raises(UserError, match=said):
         list(read.rows(tmp_path / name))
+
+
+def test_narrow_floats_of_parquet_are_the_numbers_that_were_written(tmp_path: Path) -> None:
+    """As doubles, .1 would be .10000000149, and no answer would be right."""
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    columns = {"answer": pyarrow.array([0.1, None, 2.35], pyarrow.float32()), "problem": ["a", "b", "c"]}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
+    assert [row["answer"] for row in read.rows(tmp_path / "a.parquet")] == [0.1, None, 2.35]
 
 
 def test_a_missing_file_and_one_without_rows_are_errors(tmp_path: Path) -> None:

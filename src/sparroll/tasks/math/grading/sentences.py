@@ -17,7 +17,9 @@ _SHORT = frozenset(
 )
 _REFUSED = re.compile(
     r"\b(?:not|never|neither|nor|cannot|n't|isn't|least|most|except|greater|less|fewer|larger|smaller|unknown"
-    r"|impossible|wrong|incorrect)\b"
+    r"|impossible|wrong|incorrect|hardly|unlike)\b"
+    r"|\b(?:anything|anyone|everything|everyone|all|any)\s+but\b|\b(?:instead\s+of|far\s+from)\b"
+    r"|\b(?:none|no\s+solutions?)\b[\s\"]*\bor\b|\bor\b[\s\"]*\b(?:none|no\s+solutions?)\b"
     r"|\b(?:more|other|rather)\s+than\b|\b(?:over|under|above|below|about|around|roughly|approximately|nearly"
     r"|almost|up\s+to|between)\b(?=[\s\"]*[\d\\$-])"
     r"|n't\b",

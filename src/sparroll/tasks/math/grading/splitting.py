@@ -97,10 +97,14 @@ def depth(text: str) -> int:
     return deepest
 
 
+_NEW_ROW = re.compile(r"\\\\\*?(?:\s*\[\s*-?[\d.]+\s*(?:pt|em|ex|mm|cm|in|mu)\s*\])?")
+"""The end of a row, with the space behind it: `\\\\` or `\\\\[6pt]`. A row may begin with a bracket of its own."""
+
+
 def environment(text: str) -> tuple[str, list[list[str]]] | None:
     r"""The name and the cells of a text that is one environment, such as a matrix."""
     found = re.fullmatch(r"\\begin\{(\w+)\*?\}(?:\{[lcr|\s]*\})?(.*)\\end\{\1\*?\}", text.strip(), re.DOTALL)
     if found is None or r"\begin" in found[2]:
         return None
-    rows = [row for row in found[2].replace(r"\hline", " ").split("\\\\") if row.strip()]
+    rows = [row for row in _NEW_ROW.split(found[2].replace(r"\hline", " ")) if row.strip()]
     return found[1], [[cell.strip() for cell in row.split("&")] for row in rows]

@@ -201,6 +201,8 @@ def choice(text: str) -> Choice | None:
         return None
     if rest and not said and (rest[0] in ",;|" or re.match(r"(?:and|or|&)\b", rest)):
         return None
+    if re.fullmatch(r"(?:[(\s]*[A-J]\s*[).:][\s,;]*)+", rest):
+        return None
     return Choice(found["letter"].upper(), rest)
 
 
