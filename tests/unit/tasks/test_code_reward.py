@@ -58,6 +58,24 @@ def test_output_is_compared_as_livecodebench_does(printed: str, expected: str, s
     assert same_output(printed, expected) is same
 
 
+@pytest.mark.parametrize(
+    ("printed", "expected", "same"),
+    [
+        ("0.3333333333333333", "0.3333333333", True),
+        ("2\n0.500001", "2\n0.5", True),
+        ("0.50001", "0.5", False),
+        ("0.33 x", "0.33 x", True),
+        ("100001", "100000", False),
+        ("1e0", "1.000001", True),
+        ("nan", "0.5", False),
+        ("1e999999", "1.5", False),
+        ("0.5 0.5", "0.5", False),
+    ],
+)
+def test_taco_rounds_fractions_and_nothing_else(printed: str, expected: str, same: bool) -> None:
+    assert same_output(printed, expected, rounded=True) is same
+
+
 def test_values_are_compared_as_livecodebench_and_taco_do() -> None:
     assert same_value((1, 2), [1, 2]) and same_value(1.0, 1) and same_value(True, 1)
     assert not same_value([(1, 2)], [[1, 2]])
@@ -169,6 +187,21 @@ CHECK_ENDS = [
 @pytest.mark.parametrize("ending", ["", "\ncheck(mean)\n"])
 def test_evalplus_tests_decide_by_their_own_code(code: str, status: str, ending: str, reward: CodeReward) -> None:
     assert reward.grade(CheckTests("mean", EVALPLUS + ending), _fenced(code)).status == status
+
+
+@pytest.mark.parametrize(
+    ("returned", "status"),
+    [
+        ("{2: 1, 1: 2}", "passed"),
+        ("{1: 2}", "wrong answer"),
+        ("{1: 2, 2: 2}", "wrong answer"),
+        ("{1: 2, 2: 1, 3: 0}", "wrong answer"),
+        ("{'1': 2, '2': 1}", "wrong answer"),
+    ],
+)
+def test_numbers_as_keys_are_compared_and_given(returned: str, status: str, reward: CodeReward) -> None:
+    tests = CallTests("f", (([{1: 5}], [{1: 2, 2: 1}]),), wrapped=True)
+    assert reward.grade(tests, _fenced(f"def f(x):\n    return {returned} if x == {{1: 5}} else 0")).status == status
 
 
 NAMED = """

@@ -36,6 +36,8 @@ class StdinTests:
     """Tests of a program that reads standard input: pairs of (input, expected output)."""
 
     cases: tuple[tuple[str, str], ...]
+    rounded: bool = False
+    """TACO: fractions may be rounded otherwise than the expected ones."""
 
 
 @dataclass(frozen=True)
@@ -225,7 +227,7 @@ def _run_programs(code: str, tests: StdinTests, limits: SandboxLimits, boundary:
             failed = _failed_program(frame)
             if failed is not None:
                 return CodeVerdict(failed, str(frame.head.get("problem"))[:300], place)
-            if not same_output(frame.body.decode("utf-8", "replace"), expected):
+            if not same_output(frame.body.decode("utf-8", "replace"), expected, rounded=tests.rounded):
                 return CodeVerdict("wrong answer", "the output differs", place)
     return CodeVerdict("passed")
 

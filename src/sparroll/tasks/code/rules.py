@@ -1,8 +1,9 @@
 """When an answer is right: the rules of the official checkers, applied outside of the sandbox. Pure functions on plain
 values.
 
-Sources of the rules: LiveCodeBench, lcb_runner/evaluation/testing_util.py (`grade_stdio`, `grade_call_based`); TACO's
-`testing_util.py` for the answers that it wraps in a list. The rules of evalplus are in the test code of each row.
+Sources of the rules: LiveCodeBench, lcb_runner/evaluation/testing_util.py (`grade_stdio`, `grade_call_based`); TACO,
+metrics/testing_util.py, for rounded output, for answers in a list, and for numbers as keys. The rules of evalplus are in
+the test code of each row.
 """
 
 from __future__ import annotations
@@ -10,17 +11,24 @@ from __future__ import annotations
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
+_RELATIVE, _ABSOLUTE = 1e-5, 1e-8
+"""How far a printed fraction may be off in TACO: numpy's own tolerance."""
 
-def same_output(printed: str, expected: str) -> bool:
+
+def same_output(printed: str, expected: str, *, rounded: bool = False) -> bool:
     """Whether both texts, once stripped, have the same number of lines, and each line is equal, either as stripped text
     or as decimals word by word.
 
     Decimals are compared exactly, as in LiveCodeBench: 1.0 equals 1.00 and 1e0, but 0.3333333 does not equal 0.3333334.
+
+    rounded: the rule of TACO. A number that is expected with a point or an exponent may be off by 1e-5 of it plus 1e-8;
+    whole numbers are exact.
     """
     printed_lines, expected_lines = _lines(printed), _lines(expected)
     if len(printed_lines) != len(expected_lines):
         return False
-    return all(_same_line(left, right) for left, right in zip(printed_lines, expected_lines, strict=True))
+    pairs = zip(printed_lines, expected_lines, strict=True)
+    return all(_same_line(left, right) or (rounded and _close_line(left, right)) for left, right in pairs)
 
 
 def _lines(text: str) -> list[str]:
@@ -36,12 +44,31 @@ def _same_line(printed: str, expected: str) -> bool:
         return False
 
 
+def _close_line(printed: str, expected: str) -> bool:
+    words, wanted = printed.split(), expected.split()
+    return len(words) == len(wanted) and all(map(_close_word, words, wanted))
+
+
+def _close_word(printed: str, expected: str) -> bool:
+    if printed == expected:
+        return True
+    try:
+        value, right = Decimal(printed), Decimal(expected)
+        if value == right:
+            return True
+        off = abs(float(value) - float(right))
+    except (InvalidOperation, OverflowError):
+        return False
+    return bool(set(".eE") & set(expected)) and off <= _ABSOLUTE + _RELATIVE * abs(float(right))
+
+
 def same_value(returned: Any, expected: Any, *, wrapped: bool = False) -> bool:
     """Whether both values are equal in Python, as in LiveCodeBench: a returned tuple counts as a list, but tuples
     inside it do not, and 1 == 1.0 == True.
 
     wrapped: the rule of TACO. The expected list may also be a list with one element, which is the answer; with that
-    answer, tuples inside of the returned list count as lists, too, if the first of them is a tuple.
+    answer, tuples inside of the returned list count as lists, too, if the first of them is a tuple. A dictionary with
+    whole numbers as keys arrives as `runner.NumberKeys`.
     """
     if isinstance(returned, tuple):
         returned = list(returned)

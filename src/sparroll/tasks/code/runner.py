@@ -124,9 +124,25 @@ class Opaque:
     """Stands for a value that could not be sent."""
 
 
+class NumberKeys:
+    """A dictionary with whole numbers as keys, as pairs that are only compared: it is equal to a dictionary of the same
+    items. It is not built, because the program chose its keys (see `decode_json`)."""
+
+    def __init__(self, pairs: list[tuple[int, Any]]) -> None:
+        self.pairs = pairs
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, dict) or len(other) != len(self.pairs):
+            return False
+        seen = {key for key, value in self.pairs if key in other and other[key] == value}
+        return len(seen) == len(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 def decode_json(item: Any) -> Any:
-    """`decode` for values that are compared with JSON data. That has no sets, and only strings as keys, so others are
-    not built.
+    """`decode` for values that are compared with JSON data. That has no sets, and strings as keys, or whole numbers that a
+    data set has written as strings, so others are not built.
 
     Outside of the sandbox nothing may be hashed that the program chose: a dictionary of colliding numbers takes hours
     to build.
@@ -137,6 +153,8 @@ def decode_json(item: Any) -> Any:
             return parts if item[0] == "l" else tuple(parts)
         if item[0] == "d":
             pairs = [(decode_json(key), decode_json(part)) for key, part in item[1]]
+            if pairs and all(type(key) is int for key, _ in pairs):
+                return NumberKeys(pairs)
             return dict(pairs) if all(type(key) is str for key, _ in pairs) else Opaque()
         if item[0] == "S":
             return Opaque()

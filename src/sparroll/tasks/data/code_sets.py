@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
 from sparroll.tasks.code.private_tests import load_private_tests
@@ -17,7 +18,7 @@ NO_TESTS = "no tests"
 def taco(raw: Raw, row_id: str) -> Row:
     """`input_output` is JSON with inputs, outputs and, if a function is to be called, fn_name."""
     starter = str(raw.get("starter_code") or "").strip("\n")
-    tests = input_output(raw.get("input_output"))
+    tests = replace(input_output(raw.get("input_output")), rounded=True)
     function = tests.style == "function"
     return Row(
         row_id,

@@ -42,6 +42,8 @@ class CodeTests:
     """The function to call; for the style "program" the function that the code checks."""
     wrapped: bool = False
     """For the style "function": the expected value may be a list with one element, which is the value (TACO, APPS)."""
+    rounded: bool = False
+    """For the style "stdin": fractions may be rounded otherwise than the expected ones (TACO)."""
     unopened: str | None = None
     """More cases, as their file encodes them."""
     open_more: Callable[[str], list[Case]] | None = None

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from sparroll.tasks.code.limits import SandboxLimits
 from sparroll.tasks.code.reward import CallTests, CheckTests, CodeReward, StdinTests, Tests
@@ -151,8 +151,19 @@ def _tests(row: Row) -> Tests:
     tests, cases = row.tests, row.tests.cases()
     pairs = tuple((case.given, case.expected) for case in cases)
     if tests.style == "stdin":
-        return StdinTests(pairs)
+        return StdinTests(pairs, rounded=tests.rounded)
     assert tests.entry_point is not None, "tests that call a function name it"
     if tests.style == "program":
         return CheckTests(tests.entry_point, cases[0].given)
+    if tests.wrapped:
+        pairs = tuple((_with_number_keys(given), _with_number_keys(expected)) for given, expected in pairs)
     return CallTests(tests.entry_point, pairs, wrapped=tests.wrapped)
+
+
+def _with_number_keys(value: Any) -> Any:
+    """TACO: the first argument and the answer, where they are dictionaries whose keys JSON made strings of numbers."""
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return [_with_number_keys(value[0]), *value[1:]]
+    if isinstance(value, dict) and value and all(re.fullmatch(r"-?\d{1,15}", key) for key in value):
+        return {int(key): part for key, part in value.items()}
+    return value

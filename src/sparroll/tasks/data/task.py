@@ -249,7 +249,9 @@ def _fewer_tests(row: Row, most: int | None) -> Row:
         return row
     fewer = replace(tests, limit=most)
     if tests.unopened is None:
-        fewer = type(tests).of(tests.style, fewer.cases(), tests.entry_point, wrapped=tests.wrapped)
+        fewer = type(tests).of(
+            tests.style, fewer.cases(), tests.entry_point, wrapped=tests.wrapped, rounded=tests.rounded
+        )
     return replace(row, tests=fewer)
 
 

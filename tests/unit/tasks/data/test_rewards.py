@@ -14,7 +14,10 @@ from sparroll.evaluate.estimators import Vote, majority
 from sparroll.evaluate.rollout_file import summarise_rollouts
 from sparroll.evaluate.settings import read_tasks
 from sparroll.tasks.async_calls import AsyncCalls
+from sparroll.tasks.code.reward import CallTests
 from sparroll.tasks.data import rewards
+from sparroll.tasks.data.code_tests import Case, CodeTests
+from sparroll.tasks.data.rows import Row
 from sparroll.tasks.data.settings import DataSettings
 from sparroll.tasks.data.task import DataTask
 from sparroll.tasks.reward_function import FunctionJudge, RewardFunction
@@ -129,3 +132,20 @@ def test_an_evaluation_pools_answers_before_they_vote(tmp_path: Path) -> None:
     assert [verdict.answer for verdict in verdicts] == ["1/2", "1/4", "1/4"]
     cut = chosen.verdicts(chosen.problems * 3, texts, rollouts, lambda ids: "a half?<think>\n")
     assert [verdict.answer for verdict in cut] == [None] * 3
+
+
+@pytest.mark.parametrize(
+    ("read", "meant"),
+    [
+        ([{"1": 5}, "2"], [{1: 5}, "2"]),
+        ({"-1": [2]}, {-1: [2]}),
+        ([{"a": 1}], [{"a": 1}]),
+        ({"1": 1, "a": 2}, {"1": 1, "a": 2}),
+        ([["1"]], [["1"]]),
+        ({}, {}),
+    ],
+)
+def test_taco_gets_back_the_numbers_that_json_made_strings_as_keys(read: object, meant: object) -> None:
+    tests = CodeTests.of("function", [Case(read, read)], "f", wrapped=True)
+    made = rewards._tests(Row("r", "Q", "code", tests=tests))
+    assert isinstance(made, CallTests) and made.cases == ((meant, meant),)

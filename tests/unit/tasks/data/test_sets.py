@@ -84,7 +84,7 @@ def test_taco_tests_are_of_standard_input_or_of_a_function(mirror: str) -> None:
     loaded = load("taco", mirror=mirror)
     stdin, function = (row.tests for row in loaded.rows)
     assert loaded.skipped == {"no tests": 1}
-    assert stdin is not None and stdin.cases()[1] == Case("1\n", "2\n") and stdin.style == "stdin"
+    assert stdin is not None and stdin.cases()[1] == Case("1\n", "2\n") and stdin.style == "stdin" and stdin.rounded
     assert function is not None and function.wrapped and function.cases() == [Case([1, 2], [3])]
     assert [row.template for row in loaded.rows] == ["code_stdin", "code_function"]
 

@@ -242,10 +242,9 @@ def test_tests_are_cut_evenly_from_the_first_to_the_last(tmp_path: Path) -> None
     assert spread(cases, None) == cases and spread(cases, 1) == cases[:1]
     root = data_files.plain_mirror(tmp_path, "taco")
     made = DataTask("taco", DataSettings(train="taco", mirror=str(root), max_tests=2), STAND_INS)
-    styles = {
-        row.tests.style: len(row.tests.cases()) for row in map(made.row, made.prompts("train", 0, 0, 9)) if row.tests
-    }
-    assert styles == {"stdin": 2, "function": 1}
+    tests = {row.tests.style: row.tests for row in map(made.row, made.prompts("train", 0, 0, 9)) if row.tests}
+    assert {style: len(each.cases()) for style, each in tests.items()} == {"stdin": 2, "function": 1}
+    assert tests["stdin"].rounded and tests["function"].wrapped
 
 
 def test_templates_fill_once_and_refuse_what_does_not_fit(tmp_path: Path) -> None:
