@@ -23,6 +23,10 @@ class UserError(ValueError):
         super().__init__(message if hint is None else f"{message}\nhint: {hint}")
 
 
+CHECK_PATH = "check the path; one that is not absolute begins at the current folder"
+"""The hint where a file that the user named cannot be read."""
+
+
 def nearest(name: object, known: list[str]) -> str:
     """A hint that gives the known name closest to a misspelt one, or lists all known names if none is close."""
     import difflib

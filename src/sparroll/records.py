@@ -16,7 +16,7 @@ from typing import Any
 
 from sparroll import files
 from sparroll.checkout import commit
-from sparroll.errors import UserError
+from sparroll.errors import CHECK_PATH, UserError
 
 FORMAT = 1
 PACKAGES = (
@@ -105,7 +105,7 @@ def read(path: Path | str, kind: str | None = None) -> dict[str, Any]:
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UserError(f"cannot read the record {path}: {error.strerror}") from None
+        raise UserError(f"cannot read the record {path}: {error.strerror}", CHECK_PATH) from None
     except ValueError as error:
         raise UserError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(record, dict) or record.get("format") != FORMAT or "results" not in record:

@@ -53,6 +53,14 @@ def test_serve_args_refuse_another_models_schedule_unless_forced(capsys: pytest.
     assert "--additional-config.sparroll.force_schedule=true" in capsys.readouterr().out.split()
 
 
+def test_serve_args_refuse_layers_that_the_model_does_not_have(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    schedule = Schedule.fixed(64, dense_layers=(0, 9)).save(tmp_path / "dense.toml")
+    message, _ = error_of(["serve-args", "--schedule", str(schedule), "--model", "tiny-reasoner"], capsys)
+    assert message.endswith("dense_layers names layer 9, but the model has layers 0..5")
+
+
 def test_serve_args_make_short_steps_dense(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["serve-args", "--schedule", "qwen3-4b-0.86", "--short-step-tokens"]
     assert main([*asked, "24576"]) == 0

@@ -29,7 +29,7 @@ def plan(
     ],
     schedule: Annotated[str | None, option(READING, "--schedule", help="Preset or file.")] = None,
     budget: Annotated[
-        int | None, option(READING, "--budget", help="A fixed KV budget in tokens, instead of a schedule.")
+        int | None, option(READING, "--budget", min=1, help="A fixed KV budget in tokens, instead of a schedule.")
     ] = None,
     check_window: options.CheckWindow = None,
     check_floor: options.CheckFloor = None,
@@ -134,16 +134,21 @@ def plan(
         common.wrote(path, quiet=json_output)
 
 
+def _parameters(count: float) -> str:
+    return f"{count / 1e9:.2f} B" if count >= 1e8 else f"{count / 1e6:.1f} M"
+
+
 def text(plan: Plan) -> list[str]:
     """The lines of a plan as it is printed."""
     device = plan.hardware
     budgets = [budgets_in_words(row.kv_budget_tokens) for row in plan.by_length]
     width = max(9, *(2 + len(each) for each in budgets))
     lines = [
-        f"model      {plan.model.name}: {plan.model.parameters / 1e9:.2f} B parameters, {plan.model.layers} layers, "
+        f"model      {plan.model.name}: {_parameters(plan.model.parameters)} parameters, {plan.model.layers} layers, "
         f"{plan.kv_bytes_per_token / 1024:.0f} KiB of cache per token",
         f"device     {device.name}: {device.bandwidth_bytes_per_second / 1e12:.2f} TB/s, "
-        f"{device.flops_per_second / 1e12:.0f} TFLOP/s, {device.memory_bytes / 1e9:.0f} GB",
+        f"{device.flops_per_second / 1e12:{'.0f' if device.flops_per_second >= 1e13 else '.2g'}} TFLOP/s, "
+        f"{device.memory_bytes / 1e9:.0f} GB",
         f"schedule   {plan.schedule}: reads {percent_up(plan.kv_read_share)} of the cache",
         f"lengths    {plan.lengths} (mean context {plan.mean_context_tokens:,.0f}), batch {plan.batch} ({plan.batch_is})",
         "",

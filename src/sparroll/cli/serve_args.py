@@ -14,7 +14,11 @@ from sparroll.schedule import Schedule
 def serve_args(
     schedule: Annotated[str, typer.Option("--schedule", help="Preset or file.")],
     model: Annotated[
-        str | None, typer.Option("--model", help="The model to be served; it is checked against the schedule.")
+        str | None,
+        typer.Option(
+            "--model",
+            help="The model to be served, which the schedule must fit: by its name, and by its config if that is here.",
+        ),
     ] = None,
     force_schedule: options.ForceSchedule = False,
     short_step_tokens: Annotated[

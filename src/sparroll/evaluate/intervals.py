@@ -20,9 +20,10 @@ from sparroll.errors import UserError
 
 REPLICATES = 10_000
 LEVEL = 0.95
-_FEW = 5
-"""With fewer values than this that differ from the one seen most often, resampling alone does not say how far the mean may
-be off."""
+_FEW = 8
+"""With fewer values than this, and than a third, that differ from the one seen most often, resampling alone does not say how
+far the mean may be off: its intervals cover 59 to 87 % where 3 % of the problems are never solved and the others nearly
+always."""
 _BLOCK = 2_000_000
 """How many draws are in memory at a time."""
 _MOST_WORK = 200_000_000
@@ -61,23 +62,22 @@ def mean_difference(differences_P: np.ndarray, seed: int = 0) -> Estimate:
 
 
 def _mean_within(values_P: np.ndarray, least: float, most: float, seed: int) -> Estimate:
-    """Where nearly all values are equal, resampling says little of the others, which may be far away and were hardly seen.
-    Then the interval also holds another bound: by Clopper and Pearson, a value that is seen m times in P has at least the
-    probability s (level 0.025), and this bounds the mean, whatever the other values are. Where all values are equal it is
-    the only one, s = 0.025^(1/P); for a value of 0 or 1 it is then the interval of Clopper and Pearson."""
+    """Where nearly all values are equal, resampling says too little of the others, which may be far away and not be among
+    these. To see none of them in P draws has a chance of 2.5 % or more only if they have at most the probability
+    1 - s, s = 0.025^(1/P). So then they get that much, and may have any value. Where all values are equal, resampling
+    adds nothing to it; for a value of 0 or 1 this is the interval of Clopper and Pearson."""
     values_P = _checked(values_P)
     if values_P.min() < least or values_P.max() > most:
         raise UserError(f"values must lie in [{least:g}, {most:g}], got {values_P.min():g} to {values_P.max():g}")
     count, value = len(values_P), float(values_P.mean())
     seen, times = np.unique(values_P, return_counts=True)
-    usual, equal = float(seen[times.argmax()]), int(times.max())
-    share = float(stats.beta.ppf((1 - LEVEL) / 2, equal, count - equal + 1))
-    bounds = share * usual + (1 - share) * least, share * usual + (1 - share) * most
-    if equal == count:
-        return Estimate(usual, *bounds, count)
-    low, high = expanded_interval(values_P, seed)
-    if count - equal < _FEW:
-        low, high = min(low, bounds[0]), max(high, bounds[1])
+    if len(seen) == 1:
+        low = high = value = float(seen[0])
+    else:
+        low, high = expanded_interval(values_P, seed)
+    if count - int(times.max()) < max(2, min(_FEW, count / 3)):
+        share = ((1 - LEVEL) / 2) ** (1 / count)
+        low, high = share * low + (1 - share) * least, share * high + (1 - share) * most
     return Estimate(value, low, high, count)
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from sparroll import files
-from sparroll.errors import UserError, nearest
+from sparroll.errors import CHECK_PATH, UserError, nearest
 from sparroll.types import is_real, is_whole
 
 _LARGEST = sys.float_info.max
@@ -106,7 +106,7 @@ def find_hardware(name_or_path: str | Path) -> Hardware:
     try:
         return Hardware(**json.loads(Path(text).read_text(encoding="utf-8")))
     except OSError as error:
-        raise UserError(f"cannot read the hardware file {text}: {error.strerror}") from None
+        raise UserError(f"cannot read the hardware file {text}: {error.strerror}", CHECK_PATH) from None
     except UserError:
         raise
     except (ValueError, TypeError) as error:

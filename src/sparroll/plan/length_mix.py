@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 from scipy.stats import norm
 
-from sparroll.errors import UserError
+from sparroll.errors import CHECK_PATH, UserError
 from sparroll.schedule import MOST_TOKENS
 
 _POINTS = 4096
@@ -136,8 +136,10 @@ def _lognormal(text: str) -> LengthMix:
 def _from_file(path: Path) -> LengthMix:
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read the lengths file {path}: {error}") from None
+    except OSError as error:
+        raise UserError(f"cannot read the lengths file {path}: {error.strerror}", CHECK_PATH) from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"the lengths file {path} is not UTF-8: {error.reason}", _FORMS) from None
     return _from_list(_json_list(text, str(path)), path.name)
 
 

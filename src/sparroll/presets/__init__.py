@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from sparroll.errors import UserError, nearest
+from sparroll.errors import CHECK_PATH, UserError, nearest
 
 _FOLDER = resources.files(__name__)
 
@@ -66,7 +66,7 @@ def _read_file(name_or_path: str) -> tuple[dict[str, Any], str]:
             "`sparroll schedule show qwen3-1.7b-0.86 --json` shows what a schedule file holds",
         ) from None
     except OSError as error:
-        raise UserError(f"cannot read the schedule file {name_or_path}: {error.strerror}") from None
+        raise UserError(f"cannot read the schedule file {name_or_path}: {error.strerror}", CHECK_PATH) from None
 
 
 def _find(name_or_path: str) -> tuple[Path, str]:

@@ -120,7 +120,7 @@ def _schedule_of(checkpoint: Path | None) -> Schedule | None:
     return Schedule.load(saved) if saved is not None and saved.is_file() else None
 
 
-def _what_they_read(config: dict[str, Any], schedule: Schedule | None, saved: bool) -> str:
+def _what_they_read(config: dict[str, Any], schedule: Schedule | None, saved: bool = False) -> str:
     """What the rollouts read and how their drafts were checked, in words. saved: whether a checkpoint says what ran last."""
     if schedule is not None:
         budgets = sorted({budget for step in schedule.steps for budget in step.budgets})

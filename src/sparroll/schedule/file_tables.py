@@ -121,7 +121,9 @@ def _step(entry: Any) -> Step:
     budgets: list[Any] = budget if isinstance(budget, list) else [budget]
     for key, value in ((_STEP_KEYS[0], start), *((_STEP_KEYS[1], each) for each in budgets)):
         if not is_count(value):
-            raise UserError(f"{key} must be a whole number of tokens, got {entry.get(key)!r}")
+            raise UserError(
+                f"{key} must be a whole number of tokens, got {entry.get(key)!r}", f"0 or more, for example {key} = 512"
+            )
         if value > MOST_TOKENS:
             raise UserError(f"{key} must be at most {MOST_TOKENS:,}, got {value:,}")
     if "measured" in entry:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from sparroll.errors import UserError
+from sparroll.errors import CHECK_PATH, UserError
 from sparroll.tasks.base import get
 from sparroll.tasks.data.local import asked
 from sparroll.tasks.data.read import FORMATS, bounded_lines, rows
@@ -83,7 +83,7 @@ def _lines(path: Path) -> Iterator[Prompt]:
                 if line.strip():
                     yield Prompt(f"{path.name}:{number}", line.strip(), answer="")
     except OSError as error:
-        raise UserError(f"cannot read the prompts file {path}: {error.strerror}") from None
+        raise UserError(f"cannot read the prompts file {path}: {error.strerror}", CHECK_PATH) from None
     except UnicodeDecodeError as error:
         raise UserError(f"the prompts file {path} is not UTF-8: {error.reason}") from None
 

@@ -104,9 +104,11 @@ class CostAhead:
     @property
     def warning(self) -> str:
         """What would make it cheaper, for where it is dear."""
+        # A replay drafts nothing, so there is nothing that checks could take back.
+        more = "fewer --check-windows and --check-floors" if self.checked else "--mode replay"
         return (
             "warning: that is more than a third of an evaluation; a smaller --most-budgets, --count, --samples or "
-            "--verify-rounds make it cheaper, and so does --mode replay"
+            f"--verify-rounds make it cheaper, and so {'do' if self.checked else 'does'} {more}"
         )
 
     def table(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from sparroll.engines.vllm.lists_route import MIDDLEWARE
 from sparroll.engines.vllm.settings import check_token_count
 from sparroll.engines.vllm.worker import EXTENSION
 from sparroll.errors import UserError
+from sparroll.models import fingerprint
 from sparroll.presets import presets
 from sparroll.schedule import Schedule
 
@@ -21,6 +22,9 @@ def serve_arguments(name: str, model: str | None = None, force: bool = False, sh
     dots. short_step_tokens: see VLLMSettings."""
     check_token_count(short_step_tokens)
     schedule = Schedule.load(name, model=model, force=force)
+    served = None if model is None else fingerprint.of_model(model)
+    if served is not None and served.layers is not None:
+        schedule.check_layers(served.layers)
     if short_step_tokens and schedule.check is not None:
         raise UserError("short steps are not decoded densely where drafts are checked", "leave --short-step-tokens out")
     source = name if name in presets() else str(Path(name).resolve())

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
-from sparroll.errors import UserError
+from sparroll.errors import CHECK_PATH, UserError
 from sparroll.tasks.data.rows import Raw
 
 FORMATS = (".parquet", ".jsonl", ".json", ".csv")
@@ -43,7 +43,7 @@ def rows(path: Path, columns: tuple[str, ...] | None = None) -> Iterator[Raw]:
         with path.open(encoding="utf-8-sig", newline="") as source:
             yield from _TEXT[suffix](path, source)
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
+        raise UserError(f"cannot read {path}: {error.strerror}", CHECK_PATH) from None
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8: {error.reason}") from None
 
@@ -92,7 +92,8 @@ def _jsonl(path: Path, source: TextIO) -> Iterator[Raw]:
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError) as error:
-                raise UserError(f"line {number} of {path} is not valid JSON: {error}") from None
+                said = f"{error.msg} (column {error.colno})" if isinstance(error, json.JSONDecodeError) else error
+                raise UserError(f"line {number} of {path} is not valid JSON: {said}", _ONE_ROW_A_LINE) from None
             yield _object(row, f"line {number} of {path}")
 
 

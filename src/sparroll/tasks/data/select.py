@@ -68,7 +68,10 @@ def same_words(text: str) -> str:
 def held_out(rows: list[Row], count: int) -> tuple[list[Row], list[Row]]:
     """(training rows, eval rows), in the file's order. The `count` rows with the lowest checksums are the eval rows."""
     if count >= len(rows) > 0 and count:
-        raise UserError(f"data.holdout_rows is {count} of {len(rows)} training rows", "leave some to train on")
+        raise UserError(
+            f"data.holdout_rows is {count} of {len(rows)} training rows",
+            "lower data.holdout_rows, or give more rows with an answer or tests; `sparroll data show` counts them",
+        )
     lowest = sorted(range(len(rows)), key=lambda place: hashlib.sha256(rows[place].text.encode()).digest())
     chosen = set(lowest[:count])
     return (

@@ -11,7 +11,7 @@ import tomli_w
 from pydantic_core import to_jsonable_python
 
 from sparroll import files
-from sparroll.errors import UserError
+from sparroll.errors import CHECK_PATH, UserError
 from sparroll.resume import refuse_changes
 from sparroll.train.config.base import Section, inline, tag_of
 from sparroll.train.config.check import Config, as_table, checked
@@ -112,7 +112,10 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UserError(f"cannot read the configuration {path}: {error.strerror}") from None
+        raise UserError(
+            f"cannot read the configuration {path}: {error.strerror}",
+            f"{CHECK_PATH}; `sparroll config > train.toml` writes one to start from",
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"the configuration {path} is not valid TOML: {error}") from None
 
