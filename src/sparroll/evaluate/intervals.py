@@ -22,7 +22,7 @@ REPLICATES = 10_000
 LEVEL = 0.95
 _FEW = 8
 """With fewer values than this, and than a third, that differ from the one seen most often, resampling alone does not say how
-far the mean may be off: its intervals cover 59 to 87 % where 3 % of the problems are never solved and the others nearly
+far the mean may be off: its intervals cover 63 to 84 % where 3 % of the problems are never solved and the others nearly
 always."""
 _BLOCK = 2_000_000
 """How many draws are in memory at a time."""
