@@ -44,20 +44,25 @@ class MeasuredRounds(ABC):
         self._checked = CheckSums()
         self._ask("sparroll_reset_report")
 
+    @property
+    def checks_drafts(self) -> bool:
+        """Whether drafts are checked."""
+        return False
+
     def begin(
         self,
         name: str,
         schedule: Schedule | None,
         *,
-        measures: bool = True,
         ceiling_prompts: int = 0,
         dense: Sequence[bool] = (),
     ) -> None:
         """What the next `generate` calls are for. name: that of the round, which no other round has.  schedule: what they
-        sample under; None: dense.  measures: whether what is sampled is re-scored.  ceiling_prompts: before it samples,
-        measure the dense ceiling on so many of its prompts.  dense: which of its rollouts are dense under the schedule, as
-        a control group, prompt by prompt; empty for none."""
-        self._round, self._wanted, self._measures = name, schedule, measures
+        sample under; None: dense.  ceiling_prompts: before it samples, measure the dense ceiling on so many of its prompts.
+        dense: which of its rollouts are dense under the schedule, as a control group, prompt by prompt; empty for none."""
+        self._round, self._wanted = name, schedule
+        # An engine that checks drafts measures by its checks, and dense rollouts have none.
+        self._measures = schedule is not None or not self.checks_drafts
         self._requests, self._ceiling_prompts = 0, ceiling_prompts
         self._dense, self.rollouts = list(dense), []
         self._ask("sparroll_reset_report")

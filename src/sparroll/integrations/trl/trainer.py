@@ -131,10 +131,7 @@ class SparseRolloutsMixin:
             dense = self._control
             if self.vllm_mode == "colocate":
                 dense = dense[self.accelerator.process_index * len(inputs) :][: len(inputs)]
-            # Where drafts are checked, dense rollouts have no checks that could say anything, and are not read again.
-            measures = not rounds.checks_drafts or rounds.schedule is not None
-            name = f"train/{rounds.done + 1}"
-            engine.begin(name, rounds.schedule, measures=measures, ceiling_prompts=prompts, dense=dense)
+            engine.begin(f"train/{rounds.done + 1}", rounds.schedule, ceiling_prompts=prompts, dense=dense)
         batch = super()._generate_and_score_completions(inputs)  # type: ignore[misc]
         correct_began = time.perf_counter()
         self._compare()
@@ -205,8 +202,7 @@ class SparseRolloutsMixin:
         decoding."""
         self._batches_evaluated += 1
         if self._sparse_engine is not None:
-            name = f"eval/{self._batches_evaluated}"
-            self._sparse_engine.begin(name, None, measures=not self.sparse_rounds.checks_drafts)
+            self._sparse_engine.begin(f"eval/{self._batches_evaluated}", None)
         batch = super()._generate_and_score_completions(inputs)  # type: ignore[misc]
         leave_uncorrected(batch)
         taken = self._taken()

@@ -244,8 +244,8 @@ def _renamed(text: str) -> str:
 
 
 def _list_of_hydra(found: re.Match[str]) -> str:
-    key, items = found.groups()
-    return f"'+{key}={items.replace(' ', '').replace(chr(34), '')}'"
+    key, items = found[1], found[2].replace(" ", "").replace('"', "")
+    return f"'+{key}={items}'"
 
 
 def _read(table: dict[str, Any], facts: RunFacts) -> SparseSettings:

@@ -249,7 +249,7 @@ def _run_calls(code: str, tests: CallTests, limits: SandboxLimits, boundary: Bou
     with Session(boundary, limits, "calls", code, **start) as session:
         for place, (arguments, expected) in enumerate(tests.cases):
             try:
-                frame = session.exchange({}, runner.encode(arguments))
+                frame = session.exchange({}, runner.encode([arguments, {}]))
                 failed = _failed_call(frame)
                 if failed is not None:
                     return CodeVerdict(failed, str(frame.head.get("problem", ""))[:300], place)
@@ -301,7 +301,7 @@ def _messages(grader: Session, program: Session, limits: SandboxLimits) -> CodeV
         if kind != "call":
             raise SandboxError(f"the tests do not run: {asked.head.get('problem')}")
         try:
-            answer = program.exchange({"by_name": asked.head.get("by_name") is True}, asked.body)
+            answer = program.exchange({}, asked.body)
         except Ended as ended:
             return CodeVerdict(ended.status, ended.detail)
         status = _failed_call(answer)

@@ -28,38 +28,31 @@ def same_output(printed: str, expected: str, *, rounded: bool = False) -> bool:
     if len(printed_lines) != len(expected_lines):
         return False
     pairs = zip(printed_lines, expected_lines, strict=True)
-    return all(_same_line(left, right) or (rounded and _close_line(left, right)) for left, right in pairs)
+    return all(_same_line(left, right, rounded) for left, right in pairs)
 
 
 def _lines(text: str) -> list[str]:
     return [line.strip() for line in text.strip().split("\n")]
 
 
-def _same_line(printed: str, expected: str) -> bool:
+def _same_line(printed: str, expected: str, rounded: bool) -> bool:
     if printed == expected:
         return True
+    words, wanted = printed.split(), expected.split()
     try:
-        return [Decimal(word) for word in printed.split()] == [Decimal(word) for word in expected.split()]
+        return len(words) == len(wanted) and all(
+            _same_number(word, right, rounded) for word, right in zip(words, wanted, strict=True)
+        )
     except InvalidOperation:
         return False
 
 
-def _close_line(printed: str, expected: str) -> bool:
-    words, wanted = printed.split(), expected.split()
-    return len(words) == len(wanted) and all(map(_close_word, words, wanted))
-
-
-def _close_word(printed: str, expected: str) -> bool:
-    if printed == expected:
+def _same_number(printed: str, expected: str, rounded: bool) -> bool:
+    value, right = Decimal(printed), Decimal(expected)
+    if value == right:
         return True
-    try:
-        value, right = Decimal(printed), Decimal(expected)
-        if value == right:
-            return True
-        off = abs(float(value) - float(right))
-    except (InvalidOperation, OverflowError):
-        return False
-    return bool(set(".eE") & set(expected)) and off <= _ABSOLUTE + _RELATIVE * abs(float(right))
+    is_fraction = bool(set(".eE") & set(expected))
+    return rounded and is_fraction and abs(float(value) - float(right)) <= _ABSOLUTE + _RELATIVE * abs(float(right))
 
 
 def same_value(returned: Any, expected: Any, *, wrapped: bool = False) -> bool:

@@ -351,7 +351,7 @@ def programs(start: dict, body: bytes, channel: Channel) -> None:
 
 
 def calls(start: dict, body: bytes, channel: Channel) -> None:
-    """Run the program in this process, and then call its function on each list of arguments."""
+    """Run the program in this process, and then call its function on each pair of arguments by place and by name."""
     found = names(start["official"])
     found["__name__"] = "solution"
     channel.ready(with_errors=False)
@@ -370,14 +370,13 @@ def calls(start: dict, body: bytes, channel: Channel) -> None:
     except BaseException as error:
         refused = {"kind": "raised", "problem": problem(error)}
     while True:
-        head_of_call, arguments = channel.read()
+        _, arguments = channel.read()
         if refused is not None:
             channel.write(refused)
             continue
         try:
-            given = decode(json.loads(arguments))
-            values, by_name = given if head_of_call.get("by_name") else (given, {})
-            result = encode(function(*values, **by_name))
+            by_place, by_name = decode(json.loads(arguments))
+            result = encode(function(*by_place, **by_name))
             head = {"kind": "value"} if len(result) <= start["limits"]["output_bytes"] else {"kind": "over"}
             channel.write(head, result if head["kind"] == "value" else b"")
         except MemoryError:
@@ -391,10 +390,9 @@ def grade(start: dict, body: bytes, channel: Channel) -> None:
     there."""
     asked: list[bool] = []
 
-    def messenger(*arguments: Any, **by_name: Any) -> Any:
+    def messenger(*by_place: Any, **by_name: Any) -> Any:
         asked.append(True)
-        given = [list(arguments), by_name] if by_name else list(arguments)
-        channel.write({"kind": "call", "by_name": bool(by_name)}, encode(given))
+        channel.write({"kind": "call"}, encode([by_place, by_name]))
         head, answer = channel.read()
         if head["kind"] == "raised":
             raise _builtin_error(head.get("error"), str(head.get("problem")))
